@@ -1,0 +1,106 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The Python that makes the environment; it has to be 3.11 or newer.
+PYTHON ?= $(shell python3.11 -c '' >/dev/null 2>&1 && echo python3.11 || echo python3)
+# Test processes at a time.
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALLED := $(VENV)/.installed
+NOTEBOOK := $(VENV)/.notebook
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+.PHONY: help install demo test test-fast lint types format bench notebook clean lock
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(INSTALLED) ## Make .venv with the pinned dependencies and this project in it
+
+# The stamp is written last, so an interrupted installation is taken up again by the next run.
+$(INSTALLED): pyproject.toml requirements.lock
+	@rm -f $@
+	@$(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo "This project needs Python 3.11 or newer, which '$(PYTHON)' is not: name one with make PYTHON=..." >&2; \
+	    exit 1; \
+	  }; \
+	  $(PYTHON) -m venv --clear $(VENV); \
+	}
+	@echo "Installing the pinned dependencies into $(VENV)"
+	@$(PIP) install -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(INSTALLED) ## Run the demonstration
+	$(BIN)/capsules demo
+
+test: lint types ## Lint, check the types and run all tests
+	$(PYTEST)
+
+test-fast: lint types ## The same without the slow tests
+	$(PYTEST) -m "not slow"
+
+lint: $(INSTALLED) ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## Check the types
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Format the code and sort the imports
+	$(BIN)/ruff check --fix --exit-zero --select I .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## Run the benchmarks
+	$(BIN)/python -m benchmarks
+
+notebook: $(NOTEBOOK) ## Install Jupyter Lab and open it on notebooks/
+	$(BIN)/jupyter lab notebooks
+
+$(NOTEBOOK): requirements-notebook.lock $(INSTALLED)
+	@rm -f $@
+	@echo "Installing Jupyter Lab into $(VENV)"
+	@$(PIP) install -c requirements.lock -r requirements-notebook.lock
+	@touch $@
+
+clean: ## Remove caches and build artefacts, not the environment
+	rm -rf build dist *.egg-info .benchmarks .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	find . \( -path ./$(VENV) -o -path ./.git \) -prune -o \
+	  \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
+
+# Prints the requirements of the groups named as arguments, with what building and running need.
+define REQUIREMENTS
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    config = tomllib.load(file)
+groups = config["project"]["optional-dependencies"]
+print(*config["build-system"]["requires"], *config["project"]["dependencies"], sep="\n")
+print(*(line for name in sys.argv[1:] for line in groups[name]), sep="\n")
+endef
+export REQUIREMENTS
+
+lock: ## Resolve pyproject.toml anew and write both lock files
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	$(PYTHON) -m venv "$$work/venv"; \
+	python="$$work/venv/bin/python"; \
+	pip="$$python -m pip --disable-pip-version-check --quiet"; \
+	frozen() { $$pip freeze --all --exclude pip | LC_ALL=C sort -f; }; \
+	"$$python" -c "$$REQUIREMENTS" dev > "$$work/dev.txt"; \
+	"$$python" -c "$$REQUIREMENTS" dev notebook > "$$work/all.txt"; \
+	$$pip install --upgrade -r "$$work/dev.txt"; \
+	frozen > "$$work/dev.lock"; \
+	$$pip install -c "$$work/dev.lock" -r "$$work/all.txt"; \
+	frozen > "$$work/all.lock"; \
+	if grep -Evq '^[A-Za-z0-9._-]+==[A-Za-z0-9.]+$$' "$$work/all.lock"; then \
+	  echo "Not only names and versions:" >&2; \
+	  grep -Ev '^[A-Za-z0-9._-]+==[A-Za-z0-9.]+$$' "$$work/all.lock" >&2; exit 1; \
+	fi; \
+	grep -vxFf "$$work/dev.lock" "$$work/all.lock" > requirements-notebook.lock; \
+	cp "$$work/dev.lock" requirements.lock
+	@wc -l requirements.lock requirements-notebook.lock

@@ -1,0 +1,107 @@
+"""Pose designs: how the pose of an object moves its parts.
+
+A design is one function from the coordinates of some parts, (parts, coordinates), to the matrices F,
+(parts, features, pose), and the offsets m, (parts, features), of the paper's x = F y + m. Every
+design is linear in the pose, which is what keeps the pose posterior Normal. To add one, write such
+a function and put it in `DESIGNS`.
+
+Angles. With F as printed in the paper (eq. nxycs), a pose (t_x, t_y, s cos a, s sin a) turns a
+part's *position* clockwise by a when the y axis points up, while it turns the part's own
+*orientation* from phi to phi + a. Both are the same turn when phi is measured clockwise too, which
+is the image convention: y axis pointing down. This convention holds throughout.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.errors import InputError
+
+LinearMap = tuple[Float[Array, "parts features pose"], Float[Array, "parts features"]]
+PoseDesign = Callable[[Float[Array, "parts coordinates"]], LinearMap]
+
+
+def translation(coordinates: Float[Array, "parts d"]) -> LinearMap:
+    """Move only: x = t + p, pose t. Where a part sits in its template is its offset."""
+    parts, d = coordinates.shape
+    return jnp.broadcast_to(jnp.eye(d), (parts, d, d)), coordinates
+
+
+def similarity(coordinates: Float[Array, "parts 2"]) -> LinearMap:
+    """Move, turn and scale points of the plane: pose (t_x, t_y, s cos a, s sin a)."""
+    x, y = _columns(coordinates, 2, "similarity")
+    one, zero = jnp.ones_like(x), jnp.zeros_like(x)
+    return _matrix([[one, zero, x, y], [zero, one, y, -x]])  # eq. nxycs, rows 1 and 2
+
+
+def oriented_similarity(coordinates: Float[Array, "parts 4"]) -> LinearMap:
+    """A similarity for parts (x, y, size cos phi, size sin phi) that have a size and a direction."""
+    x, y, cosine, sine = _columns(coordinates, 4, "oriented_similarity")
+    one, zero = jnp.ones_like(x), jnp.zeros_like(x)
+    return _matrix(  # eq. nxycs
+        [
+            [one, zero, x, y],
+            [zero, one, y, -x],
+            [zero, zero, cosine, -sine],
+            [zero, zero, sine, cosine],
+        ]
+    )
+
+
+def affine(coordinates: Float[Array, "parts 2"]) -> LinearMap:
+    """Any linear map of the plane and a move: pose (t_x, t_y, a_11, a_12, a_21, a_22)."""
+    return _linear_map(coordinates, 2, "affine")
+
+
+def affine_camera(coordinates: Float[Array, "parts 3"]) -> LinearMap:
+    """Points of space seen by an affine camera: pose (t_x, t_y, the 2 x 3 matrix by rows)."""
+    return _linear_map(coordinates, 3, "affine_camera")
+
+
+DESIGNS: dict[str, PoseDesign] = {
+    design.__name__: design
+    for design in (translation, similarity, oriented_similarity, affine, affine_camera)
+}
+
+
+def similarity_pose(
+    translation: Float[Array, "*batch 2"],
+    scale: Float[Array, "*batch"] | float = 1.0,
+    angle: Float[Array, "*batch"] | float = 0.0,
+) -> Float[Array, "*batch 4"]:
+    """The pose vector of a similarity from its translation, scale and angle (radians)."""
+    translation = jnp.asarray(translation, float)
+    scale, angle = jnp.broadcast_arrays(jnp.asarray(scale, float), jnp.asarray(angle, float))
+    linear = jnp.stack([scale * jnp.cos(angle), scale * jnp.sin(angle)], axis=-1)
+    batch = jnp.broadcast_shapes(translation.shape[:-1], scale.shape)
+    return jnp.concatenate(
+        [jnp.broadcast_to(translation, (*batch, 2)), jnp.broadcast_to(linear, (*batch, 2))], axis=-1
+    )
+
+
+def _linear_map(coordinates: Float[Array, "parts c"], wanted: int, name: str) -> LinearMap:
+    """F of x = t + A p with a 2 x c matrix A, read by rows."""
+    _columns(coordinates, wanted, name)
+    parts = coordinates.shape[0]
+    moves = jnp.broadcast_to(jnp.eye(2), (parts, 2, 2))
+    rows = jnp.eye(2)[None, :, :, None] * coordinates[:, None, None, :]
+    F = jnp.concatenate([moves, rows.reshape(parts, 2, 2 * wanted)], axis=-1)
+    return F, jnp.zeros((parts, 2))
+
+
+def _columns(
+    coordinates: Float[Array, "parts c"], wanted: int, name: str
+) -> tuple[Float[Array, " parts"], ...]:
+    if coordinates.ndim != 2 or coordinates.shape[1] != wanted:
+        raise InputError(
+            f"the pose design {name} wants parts with {wanted} coordinates, an array (parts, "
+            f"{wanted}), but got an array of shape {tuple(coordinates.shape)}; give each part "
+            f"{wanted} numbers or choose another design ({', '.join(DESIGNS)})"
+        )
+    return tuple(coordinates.T)
+
+
+def _matrix(rows: list[list[Float[Array, " parts"]]]) -> LinearMap:
+    F = jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
+    return F, jnp.zeros(F.shape[:2])

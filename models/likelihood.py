@@ -1,0 +1,203 @@
+"""The likelihood of a scene's points, given the match (eq. p_X) and with the match summed out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.util import validate_sample
+
+from models.errors import InputError
+from models.match import MixtureMatch, PermutationMatch, weighted_sum
+from models.templates import Parts
+
+
+class _PartsLikelihood(Distribution):
+    """Points that are noisy parts: point m, if it is part n, is Normal around F_n y + offset_n.
+
+    Args:
+        pose: (..., K, p), the pose of each object.
+        parts: the parts of all objects; each has its own noise variance.
+        precision: divides every variance. A site of a program may stand here (unknown noise).
+        beta: divides every variance too: the paper's annealing parameter.
+        present: which rows are points and which are dummies, (..., N), or which features of which
+            rows were seen, (..., N, d). All of them by default.
+    """
+
+    support = constraints.real_matrix
+    pytree_data_fields = ("pose", "parts", "precision", "beta", "present")
+
+    def __init__(
+        self,
+        pose: Float[Array, "*batch K p"],
+        parts: Parts,
+        batch_shape: tuple[int, ...],
+        precision: ArrayLike,
+        beta: ArrayLike,
+        present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"] | None,
+        validate_args: bool | None,
+    ) -> None:
+        for name, value in (("precision", precision), ("beta", beta)):
+            if not isinstance(value, jax.core.Tracer) and not np.all(np.asarray(value) > 0):
+                raise InputError(
+                    f"the noise {name} must be positive, got {value}; the paper's precision is 1e4 "
+                    "and its beta goes up to 1"
+                )
+        event_shape = (parts.num_parts, parts.num_features)
+        self.pose = pose
+        self.parts = parts
+        self.precision = precision
+        self.beta = beta
+        self.present = present if present is not None else np.ones(event_shape, bool)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    @property
+    def seen(self) -> Bool[Array, "*batch N d"]:
+        """Which features of which rows were observed."""
+        return seen_features(self.present, self.event_shape)
+
+    @property
+    def noise_variance(self) -> Float[Array, "*batch parts features"]:
+        """D / (precision beta)."""
+        scale = jnp.asarray(self.precision) * jnp.asarray(self.beta)
+        return self.parts.variance / scale[..., None, None]
+
+    def log_likelihood(self, points: Float[Array, "*batch N d"]) -> Float[Array, "*batch N parts"]:
+        """Log density of each point as each part; zero in dummy rows (eq. log_rho_dummy)."""
+        predicted = self.parts.predict(self.pose)[..., None, :, :]
+        variance = self.noise_variance[..., None, :, :]
+        residual = points[..., :, None, :] - predicted
+        log_density = -0.5 * (residual**2 / variance + jnp.log(2 * jnp.pi * variance))
+        counted = self.seen[..., :, None, :] & self.parts.feature_mask
+        return jnp.where(counted, log_density, 0.0).sum(axis=-1)
+
+
+class MatchedParts(_PartsLikelihood):
+    r"""The points of a scene, given which part each of them is (eq. p_X).
+
+    .. math:: p(X \mid Y, Z) = \prod_{mn} N(x_m \mid F_n y + m_n, D_n / (\lambda\beta))^{z_{mn}}
+
+    `log_prob` is linear in the match, so at a doubly stochastic matrix of match probabilities it is
+    the expected log likelihood over matches. Features that a part does not have, or that were not
+    seen, count for nothing.
+
+    Args:
+        match: (..., N, N), a permutation matrix, an assignment of points to parts, or their mean.
+    """
+
+    pytree_data_fields = ("match",)
+
+    def __init__(
+        self,
+        match: Float[Array, "*batch N N"],
+        pose: Float[Array, "*batch K p"],
+        parts: Parts,
+        *,
+        precision: ArrayLike = 1.0,
+        beta: ArrayLike = 1.0,
+        present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.match = match
+        batch = jnp.broadcast_shapes(
+            jnp.shape(match)[:-2], jnp.shape(pose)[:-2], jnp.shape(precision), jnp.shape(beta)
+        )
+        super().__init__(pose, parts, batch, precision, beta, present, validate_args)
+
+    @validate_sample
+    def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
+        return weighted_sum(self.match, self.log_likelihood(value))  # eq. p_X
+
+    @property
+    def mean(self) -> Float[Array, "*batch N d"]:
+        """Where the points are expected; zero where nothing is seen."""
+        predicted = jnp.where(self.parts.feature_mask, self.parts.predict(self.pose), 0.0)
+        return jnp.where(self.seen, self.match @ predicted, 0.0)
+
+    @property
+    def variance(self) -> Float[Array, "*batch N d"]:
+        """Noise around the mean, for a match of zeros and ones."""
+        variance = jnp.where(self.parts.feature_mask, self.noise_variance, 0.0)
+        return jnp.where(self.seen, self.match @ variance, 0.0)
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N d"]:
+        noise = jax.random.normal(key, self.shape(sample_shape))
+        return self.mean + jnp.sqrt(self.variance) * noise
+
+
+class MarginalParts(_PartsLikelihood):
+    r"""The points of a scene with the match summed out under its prior.
+
+    .. math:: p(X \mid Y) = \sum_Z p(Z)\, p(X \mid Y, Z)
+
+    For a prior over permutations it is a ratio of permanents, for a mixture a sum for each point.
+
+    Args:
+        match_prior: a match distribution of `models.match`.
+    """
+
+    pytree_data_fields = ("match_prior",)
+
+    def __init__(
+        self,
+        match_prior: Distribution,
+        pose: Float[Array, "*batch K p"],
+        parts: Parts,
+        *,
+        precision: ArrayLike = 1.0,
+        beta: ArrayLike = 1.0,
+        present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.match_prior = match_prior
+        batch = jnp.broadcast_shapes(
+            match_prior.batch_shape, jnp.shape(pose)[:-2], jnp.shape(precision), jnp.shape(beta)
+        )
+        super().__init__(pose, parts, batch, precision, beta, present, validate_args)
+
+    def match_posterior(
+        self, points: Float[Array, "*batch N d"]
+    ) -> PermutationMatch | MixtureMatch:
+        """p(Z | X, Y), from which match draws are recovered exactly."""
+        return self.match_prior.tilt(self.log_likelihood(points))
+
+    @validate_sample
+    def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
+        return self.match_posterior(value).log_normalizer - self.match_prior.log_normalizer
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N d"]:
+        match_key, noise_key = jax.random.split(key)
+        own_shape = self.shape(sample_shape)[: -len(self.event_shape)]
+        extra = own_shape[: len(own_shape) - len(self.match_prior.batch_shape)]
+        match = self.match_prior.sample(match_key, extra)
+        given = MatchedParts(
+            match,
+            self.pose,
+            self.parts,
+            precision=self.precision,
+            beta=self.beta,
+            present=self.present,
+        )
+        return given.sample(noise_key)
+
+
+def seen_features(
+    present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"], event_shape: tuple[int, ...]
+) -> Bool[Array, "*batch N d"]:
+    """Read a mask over rows as one over all features of those rows.
+
+    A mask (..., N) and a mask (..., N, d) are told apart by their last axis, which can only be
+    ambiguous when N = d; then a mask with a single axis is one over rows.
+    """
+    num_rows, num_features = event_shape
+    shape = jnp.shape(present)
+    if len(shape) >= 2 and shape[-2:] == (num_rows, num_features):
+        return jnp.asarray(present)
+    if shape[-1:] == (num_rows,):
+        return jnp.broadcast_to(jnp.asarray(present)[..., None], (*shape, num_features))
+    raise InputError(
+        f"present must say which of the {num_rows} rows are points, shape (..., {num_rows}), or "
+        f"which of their features were seen, (..., {num_rows}, {num_features}), got {shape}; pad "
+        "the scene to one row for each part"
+    )

@@ -1,0 +1,44 @@
+"""Small dense linear algebra with the matrix axes first and any number of batch axes last.
+
+Batches of thousands of 4 x 4 and 11 x 11 systems are the inner loop of the variational methods.
+LAPACK takes them one by one, and XLA's calls to it on the CPU have been seen to wait for each other
+for ever. Eliminating all matrices of the batch at once, with the batch along the last, contiguous
+axis, is several times faster and has no such calls. Only symmetric positive definite matrices come
+up, so no pivoting is needed.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def inverse_and_log_det(
+    matrix: Float[Array, "n n *batch"],
+) -> tuple[Float[Array, "n n *batch"], Float[Array, "*batch"]]:
+    """Inverse and log determinant of a positive definite matrix, by Gauss-Jordan sweeps."""
+    size = matrix.shape[0]
+    log_det = jnp.zeros(matrix.shape[2:])
+    for i in range(size):
+        pivot = matrix[i, i]
+        log_det = log_det + jnp.log(pivot)
+        here = (jnp.arange(size) == i).reshape(-1, *(1,) * (matrix.ndim - 2))
+        row = jnp.where(here, 1.0, matrix[i]) / pivot
+        column = matrix[:, i]
+        cleared = jnp.where(here[None], 0.0, matrix) - column[:, None] * row[None]
+        matrix = jnp.where(here[:, None], row[None], cleared)
+    return matrix, log_det
+
+
+def solve(
+    matrix: Float[Array, "n n *batch"], right: Float[Array, "n *batch"]
+) -> Float[Array, "n *batch"]:
+    """Solve for one right-hand side with a positive definite matrix, by elimination."""
+    size = matrix.shape[0]
+    system = jnp.concatenate([matrix, right[:, None]], axis=1)
+
+    def eliminate(i: int, system: Float[Array, "n m *batch"]) -> Float[Array, "n m *batch"]:
+        row = system[i] / system[i, i]
+        column = system[:, i].at[i].add(-1.0)  # leaves the scaled row itself in place
+        return system - column[:, None] * row[None]
+
+    return jax.lax.fori_loop(0, size, eliminate, system)[:, -1]

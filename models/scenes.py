@@ -1,0 +1,170 @@
+"""Scenes: the observed points, padded to one row for each part, and the files that hold them."""
+
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from models.errors import InputError
+
+
+class Scene(NamedTuple):
+    """One scene or, with a leading axis, a batch of them.
+
+    Rows that are not `present` are dummies: they make the match square and their values do not
+    count. `object` is the truth where it is known: the object of each row, -1 for a dummy.
+    `point_type` is what kind of part each point is, where points have kinds (faces).
+    """
+
+    points: Float[Array, "*batch N d"]
+    present: Bool[Array, "*batch N"]
+    object: Int[Array, "*batch N"] | None = None
+    point_type: Int[Array, "*batch N"] | None = None
+
+    @property
+    def observed(self) -> dict[str, Array]:
+        """The arguments that a program takes: all but the truth."""
+        inputs = {"points": self.points, "present": self.present}
+        return inputs if self.point_type is None else inputs | {"point_type": self.point_type}
+
+    @property
+    def is_batch(self) -> bool:
+        return np.ndim(self.points) == 3
+
+    def take(self, index: Any) -> "Scene":
+        """Scenes of a batch, by number, slice or mask."""
+        return Scene(*(None if field is None else field[index] for field in self))
+
+    def batch(self) -> "Scene":
+        """A single scene as a batch of one; a batch as it is."""
+        return self if self.is_batch else self.take(None)
+
+
+def make_scene(points: ArrayLike, num_parts: int) -> Scene:
+    """A scene from just its points, (M, d), padded to `num_parts` rows."""
+    array = np.asarray(points, float)
+    if array.ndim != 2:
+        raise InputError(
+            f"a scene wants its points as an array (points, features), got shape {array.shape}; "
+            "give one row for each point"
+        )
+    if len(array) > num_parts:
+        raise InputError(
+            f"the scene has {len(array)} points but the program only {num_parts} parts; add "
+            "templates to the program or remove points"
+        )
+    padding = num_parts - len(array)
+    padded = np.pad(array, [(0, padding), (0, 0)])
+    return check_scene(Scene(padded, np.arange(num_parts) < len(array)))
+
+
+def check_scene(
+    scene: Scene, num_parts: int | None = None, num_features: int | None = None
+) -> Scene:
+    """Return the scene as arrays, or say in a sentence what is wrong with it."""
+    points, present = np.asarray(scene.points, float), np.asarray(scene.present)
+    if points.ndim not in (2, 3) or points.shape[:-1] != present.shape:
+        raise InputError(
+            f"a scene wants points (..., rows, features) and present (..., rows), got "
+            f"{points.shape} and {present.shape}; give both one row for each part"
+        )
+    if present.dtype != bool:
+        raise InputError(
+            f"present must be true or false for each row, got numbers of type {present.dtype}; "
+            "convert it with astype(bool)"
+        )
+    if num_parts is not None and points.shape[-2] != num_parts:
+        raise InputError(
+            f"the scene has {points.shape[-2]} rows but the program {num_parts} parts; pad the "
+            f"scene to {num_parts} rows (models.scenes.make_scene) or choose other templates"
+        )
+    if num_features is not None and points.shape[-1] != num_features:
+        raise InputError(
+            f"the points have {points.shape[-1]} features but the program's parts {num_features}; "
+            "give points of that dimension or choose another pose design"
+        )
+    if not np.isfinite(points[present]).all():
+        raise InputError(
+            "some points are NaN or infinite, wanted finite numbers; mark missing points by "
+            "present = false"
+        )
+    empty = ~present.any(axis=-1)
+    if empty.any():
+        raise InputError(
+            f"{np.sum(empty)} of {empty.size} scenes have no points, wanted at least one; drop "
+            "empty scenes first"
+        )
+    truth = None if scene.object is None else np.asarray(scene.object, int)
+    if truth is not None and truth.shape != present.shape:
+        raise InputError(
+            f"object wants one number for each row, shape {present.shape}, got {truth.shape}; "
+            "give the object of each point and -1 for missing ones"
+        )
+    return scene._replace(points=np.where(present[..., None], points, 0.0), object=truth)
+
+
+def load_scenes(path: str | Path, *, limit: int | None = None) -> Scene:
+    """Read a batch of scenes from an npz file with `points`, `present` and, if known, `object`.
+
+    Empty scenes are dropped, as the paper does; `limit` counts scenes before that.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"there is no file {path}; `capsules sample` writes one")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise InputError(
+            f"cannot read {path} as a scene file ({error}); it wants an npz file of plain arrays "
+            "`points`, `present`, `object`, as `capsules sample` writes it"
+        ) from error
+    except AttributeError as error:  # np.load gives a bare array for a .npy file
+        raise InputError(
+            f"{path} holds a single array, wanted an npz file with `points`, `present`, `object`; "
+            "`capsules sample` writes one"
+        ) from error
+    for name in ("points", "present"):
+        if name not in arrays:
+            raise InputError(
+                f"{path} has no array {name!r}, only {', '.join(arrays) or 'nothing'}; a scene file "
+                "wants `points`, `present` and, if known, `object`"
+            )
+    if arrays["points"].ndim != 3 or arrays["points"].dtype.kind not in "fiu":
+        raise InputError(
+            f"the points of {path} have shape {arrays['points'].shape} and type "
+            f"{arrays['points'].dtype}, wanted numbers (scenes, rows, features); write the file "
+            "with `capsules sample` or models.scenes.save_scenes"
+        )
+    scene = Scene(arrays["points"], arrays["present"], arrays.get("object")).take(slice(limit))
+    if scene.present.shape != scene.points.shape[:-1]:
+        return check_scene(scene)
+    occupied = scene.present.any(axis=-1)
+    if not occupied.any():
+        raise InputError(f"{path} holds no scene with points; draw some with `capsules sample`")
+    return check_scene(scene.take(occupied))
+
+
+def save_scenes(path: str | Path, scene: Scene) -> None:
+    """Write a batch of scenes to an npz file, whole or not at all."""
+    arrays = {"points": scene.points, "present": scene.present}
+    if scene.object is not None:
+        arrays["object"] = scene.object
+    path = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            np.savez_compressed(file, **arrays)
+        os.replace(file.name, path)
+    except OSError as error:
+        if "file" in locals():
+            Path(file.name).unlink(missing_ok=True)
+        raise InputError(
+            f"cannot write {path} ({error.strerror}); choose a folder that exists and is writable"
+        ) from error

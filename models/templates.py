@@ -1,0 +1,132 @@
+"""Templates: the parts of all objects, stacked, and the six shapes of the experiments."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from models.errors import InputError
+from models.geometry import PoseDesign, similarity
+
+
+class Parts(NamedTuple):
+    """Every part of every object: x = F y + offset + noise, with y the pose of the part's owner.
+
+    Parts of different length are padded to the longest with features that do not count
+    (`feature_mask` false). Which object a part belongs to is `owner`; parts may only be met by
+    points of their own `type` where a match prior is built from types.
+    """
+
+    F: Float[Array, "parts features pose"]
+    offset: Float[Array, "parts features"]
+    variance: Float[Array, "parts features"]
+    owner: Int[Array, " parts"]
+    type: Int[Array, " parts"]
+    feature_mask: Bool[Array, "parts features"]
+
+    @property
+    def num_parts(self) -> int:
+        """N, over all objects."""
+        return self.F.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """d, of the longest part."""
+        return self.F.shape[1]
+
+    @property
+    def pose_dim(self) -> int:
+        """p."""
+        return self.F.shape[2]
+
+    @property
+    def num_objects(self) -> int:
+        """K. The owners are part of a program's structure, so they are never traced."""
+        return int(np.max(np.asarray(self.owner))) + 1
+
+    def predict(self, pose: Float[Array, "*batch K p"]) -> Float[Array, "*batch parts features"]:
+        """Where a pose of each object puts all parts: F y + offset."""
+        return jnp.einsum("ndp,...np->...nd", self.F, pose[..., self.owner, :]) + self.offset
+
+
+SHAPES: dict[str, np.ndarray] = {
+    "square": np.array([[3, 3], [1, 1], [3, 1], [1, 3]]),
+    "triangle": np.array([[1, 2], [3, 1], [3, 3]]),
+    "trapezoid": np.array([[0, 0], [4, 0], [3, 2], [1, 2]]),
+    "pentagon": np.array([[np.sin(a), np.cos(a)] for a in 2 * np.pi * np.arange(5) / 5]),
+    "L": np.array([[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [2, 0]]),
+    "plane": np.array([[0, 2], [0, -2], [-2, 0], [2, 0], [-1, -2], [1, -2]]),
+}
+"""Vertices of the six shapes; square and triangle are the paper's (side 2; base and height 2)."""
+
+
+def normalise(coordinates: ArrayLike, name: str = "template") -> Float[np.ndarray, "parts c"]:
+    """Centre a template and scale it to mean square norm 1 per part."""
+    array = _checked_template(coordinates, name)
+    if len(array) < 2:
+        raise InputError(
+            f"{name} has a single part, wanted two or more, because its size sets the scale of its "
+            "pose; add parts, or stack it as it is"
+        )
+    centred = array - array.mean(axis=0)
+    return centred / np.sqrt(np.mean(np.sum(centred**2, axis=1)))
+
+
+def shapes(*names: str) -> list[Float[np.ndarray, "parts 2"]]:
+    """The named shapes, centred and scaled, e.g. `shapes("square", "triangle", "square")`."""
+    for name in names:
+        if name not in SHAPES:
+            raise InputError(f"there is no shape {name!r}; choose from {', '.join(SHAPES)}")
+    return [normalise(SHAPES[name], name) for name in names]
+
+
+def stack(
+    templates: Sequence[ArrayLike],
+    design: PoseDesign = similarity,
+    variance: float = 1.0,
+) -> Parts:
+    """Stack the parts of several geometric templates under one pose design.
+
+    Args:
+        templates: for each object the coordinates of its parts, (parts, coordinates).
+        design: a pose design of `models.geometry`.
+        variance: noise variance of each feature; a program's precision divides it.
+    """
+    if not templates:
+        raise InputError("got no templates, wanted at least one; give the parts of some object")
+    arrays = [_checked_template(t, f"template {k}") for k, t in enumerate(templates)]
+    if not np.isfinite(variance) or variance <= 0:
+        raise InputError(f"the variance of a part must be positive, got {variance}; try 1.0")
+    F, offset = (
+        jnp.concatenate(maps)
+        for maps in zip(*(design(jnp.asarray(a)) for a in arrays), strict=True)
+    )
+    parts, features = offset.shape
+    return Parts(
+        F=F,
+        offset=offset,
+        variance=jnp.full((parts, features), float(variance)),
+        owner=np.repeat(np.arange(len(arrays)), [len(a) for a in arrays]),
+        type=np.zeros(parts, int),
+        feature_mask=np.ones((parts, features), bool),
+    )
+
+
+def _checked_template(coordinates: ArrayLike, name: str) -> Float[np.ndarray, "parts c"]:
+    array = np.asarray(coordinates, float)
+    if array.ndim != 2 or array.shape[0] == 0:
+        raise InputError(
+            f"{name} has no parts (an array of shape {array.shape}), wanted (parts, coordinates) "
+            "with at least one part; add parts or leave the template out"
+        )
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} has coordinates that are not finite; give finite numbers")
+    if len(array) > 1 and np.ptp(array, axis=0).max() <= 1e-12 * max(1.0, np.abs(array).max()):
+        raise InputError(
+            f"all parts of {name} lie in one place, {array[0].tolist()}, so no pose can be told "
+            "from it; give at least two different places"
+        )
+    return array
