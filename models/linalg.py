@@ -7,9 +7,27 @@ axis, is several times faster and has no such calls. Only symmetric positive def
 up, so no pivoting is needed.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+
+_UNROLLED = 32
+
+
+def total(values: Float[Array, "*shape"], axis: int) -> Float[Array, "*rest"]:
+    """The sum over a short axis, slice by slice.
+
+    With the batch last, adding slices runs along contiguous memory; XLA's own reduction over a
+    leading axis does not, and takes five to ten times as long for some ten slices.
+    """
+    size = values.shape[axis]
+    if size > _UNROLLED:
+        return values.sum(axis=axis)
+    slices = (jax.lax.index_in_dim(values, i, axis, keepdims=False) for i in range(size))
+    return functools.reduce(jnp.add, slices)
 
 
 def inverse_and_log_det(
@@ -32,8 +50,10 @@ def inverse_and_log_det(
 def solve(
     matrix: Float[Array, "n n *batch"], right: Float[Array, "n *batch"]
 ) -> Float[Array, "n *batch"]:
-    """Solve for one right-hand side with a positive definite matrix, by elimination."""
-    size = matrix.shape[0]
+    """Solve for one right-hand side with a positive definite matrix, by elimination.
+
+    A loop and not unrolled: a third slower to run, and several times faster to compile.
+    """
     system = jnp.concatenate([matrix, right[:, None]], axis=1)
 
     def eliminate(i: int, system: Float[Array, "n m *batch"]) -> Float[Array, "n m *batch"]:
@@ -41,4 +61,4 @@ def solve(
         column = system[:, i].at[i].add(-1.0)  # leaves the scaled row itself in place
         return system - column[:, None] * row[None]
 
-    return jax.lax.fori_loop(0, size, eliminate, system)[:, -1]
+    return jax.lax.fori_loop(0, len(system), eliminate, system)[:, -1]

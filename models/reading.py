@@ -6,6 +6,7 @@ they are what the closed forms need, by probing the program with different value
 whatever changes with them is not conjugate. `marginal` needs no conjugacy at all.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class Conjugate:
     precision is unknown, at a precision of one)."""
     precision_prior: Float[Array, " 2"] | None
     """Concentration and rate of a Gamma prior on the precision, or None where it is fixed."""
+    part_prior: Float[Array, " N"] | None
+    """Concentration of a Dirichlet prior on the part probabilities of a mixture, or None."""
     match_family: type[Distribution]
     """Which of the three match families the prior belongs to (static)."""
 
@@ -63,6 +66,7 @@ jax.tree_util.register_dataclass(
         "match_logits",
         "parts",
         "precision_prior",
+        "part_prior",
     ],
     meta_fields=["match_family"],
 )
@@ -95,8 +99,37 @@ def read(program: Program, scene: Scene, given: Mapping[str, Array] | None = Non
         match_logits=match_prior.log_weights,
         parts=jax.tree.map(jnp.asarray, parts),
         precision_prior=precision_prior,
+        part_prior=_part_prior(sites),
         match_family=type(match_prior),
     )
+
+
+def read_batch(
+    program: Program, scenes: Scene, varies: Conjugate, given: Mapping[str, Array] | None = None
+) -> Conjugate:
+    """Read a batch of scenes, with the scene axis last: of length one where nothing `varies`."""
+    axes = jax.tree.map(lambda flag: -1 if flag else None, varies)
+    pieces = jax.vmap(lambda scene: read(program, scene, given), out_axes=axes)(scenes)
+    return jax.tree.map(lambda flag, x: x if flag else x[..., None], varies, pieces)
+
+
+def what_varies(
+    program: Program, scene: Scene, given: Mapping[str, Array] | None = None
+) -> Conjugate:
+    """For each piece whether it depends on the scene at all: found out by tracing, not by trying.
+
+    Templates and priors seldom do, and to repeat them for each scene of a batch costs more memory
+    traffic than all the rest.
+    """
+    varies = []
+
+    def trace_one(scene: Scene) -> int:
+        pieces = read(program, scene, given)
+        varies.append(jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), pieces))
+        return 0
+
+    jax.vmap(trace_one)(scene.take(None))
+    return varies[0]
 
 
 def check_conjugate(
@@ -110,13 +143,19 @@ def check_conjugate(
         _check_sites(sites, given)
         probes.append(sites)
     first, second = probes
-    for name in ("pose", "match"):
+    for name in ("pose", "match") if "part_probs" not in first else ("pose",):
         if not _same(first[name]["fn"], second[name]["fn"]):
             raise ConjugacyError(
                 name, "a prior that changes with another site", "a prior that does not"
             )
     for sites in probes:
         likelihood = _likelihood(sites)
+        if "part_probs" in sites and not _is_mixture_of(sites["match"]["fn"], sites["part_probs"]):
+            raise ConjugacyError(
+                "match",
+                "a prior that does not take the site 'part_probs' as it is",
+                "MixtureMatch with the log of 'part_probs' as the logits of every point",
+            )
         for name in ("pose", "match", "precision"):
             if name in sites and not _same(getattr(likelihood, name), sites[name]["value"]):
                 raise ConjugacyError(
@@ -189,7 +228,7 @@ def _placeholder(site: dict[str, Any], given: dict[str, Array]) -> Array | None:
     """Some value for a latent site, at no cost: drawing a match would be work for nothing."""
     if site["name"] in given:
         return given[site["name"]]
-    return jnp.ones(site["fn"].shape()) if site["type"] == "sample" else None
+    return np.ones(site["fn"].shape()) if site["type"] == "sample" else None
 
 
 def _probe(site: dict[str, Any], probe: int, given: dict[str, Array]) -> Array | None:
@@ -200,9 +239,9 @@ def _probe(site: dict[str, Any], probe: int, given: dict[str, Array]) -> Array |
         return given[site["name"]]
     shape = site["fn"].shape()
     if site["name"] == "match":
-        return jnp.roll(jnp.eye(*shape[-2:]), probe, axis=-1)
-    spread = jnp.linspace(0.1, 0.2, int(np.prod(shape))).reshape(shape)
-    return probe * spread + 0.5
+        return np.roll(np.eye(*shape[-2:]), probe, axis=-1)
+    spread = probe * np.linspace(0.1, 0.2, math.prod(shape)).reshape(shape) + 0.5
+    return spread / spread.sum() if site["name"] == "part_probs" else spread
 
 
 def _check_sites(sites: dict[str, dict[str, Any]], given: dict[str, Array]) -> None:
@@ -221,13 +260,14 @@ def _check_sites(sites: dict[str, dict[str, Any]], given: dict[str, Array]) -> N
         )
     _normal_moments(sites["pose"]["fn"])
     _precision_prior(sites)
-    known = {"pose", "match", "points", "precision", *given}
+    _part_prior(sites)
+    known = {"pose", "match", "points", "precision", "part_probs", *given}
     for name, site in sites.items():
         if name not in known and not site["is_observed"]:
             raise ConjugacyError(
                 name,
                 f"a further latent site with a {type(site['fn']).__name__} prior",
-                "no latent sites but pose, match and precision",
+                "no latent sites but pose, match, precision and part_probs",
             )
 
 
@@ -268,6 +308,24 @@ def _precision_prior(sites: dict[str, dict[str, Any]]) -> Float[Array, " 2"] | N
             "precision", f"a {type(prior).__name__} of shape {prior.shape()}", "one Gamma"
         )
     return jnp.stack([jnp.asarray(prior.concentration, float), jnp.asarray(prior.rate, float)])
+
+
+def _part_prior(sites: dict[str, dict[str, Any]]) -> Float[Array, " N"] | None:
+    if "part_probs" not in sites or sites["part_probs"]["is_observed"]:
+        return None
+    prior = sites["part_probs"]["fn"]
+    if not isinstance(prior, dist.Dirichlet) or len(prior.shape()) != 1:
+        raise ConjugacyError(
+            "part_probs", f"a {type(prior).__name__} of shape {prior.shape()}", "one Dirichlet"
+        )
+    return jnp.asarray(prior.concentration, float)
+
+
+def _is_mixture_of(prior: Distribution, part_probs: dict[str, Any]) -> bool:
+    if not isinstance(prior, MixtureMatch):
+        return False
+    logits, wanted = np.asarray(prior.logits), np.log(np.asarray(part_probs["value"]))
+    return bool(np.allclose(logits, np.broadcast_to(wanted, logits.shape), atol=1e-9))
 
 
 def _same(first: Any, second: Any) -> bool:

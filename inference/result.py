@@ -1,0 +1,84 @@
+"""The one result type: what was asked, what was found, and whether to believe it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from models.scenes import Scene
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a method found in a scene, or, with a leading axis throughout, in a batch of scenes.
+
+    `elbo` and `log_evidence` go up as the fit gets better. A method has one of them or neither.
+    """
+
+    method: str
+    scene: Scene
+    match_probs: Float[np.ndarray, "*batch N N"]
+    """Probability of each row (point or dummy) being each part."""
+    pose_mean: Float[np.ndarray, "*batch K p"]
+    pose_covariance: Float[np.ndarray, "*batch K p p"]
+    object: Int[np.ndarray, "*batch N"]
+    """The most probable partition: the object of each point, -1 in dummy rows."""
+    owner: Int[np.ndarray, " N"]
+    """The object that each part belongs to."""
+    converged: Bool[np.ndarray, "*batch"]
+    steps: Int[np.ndarray, "*batch"]
+    elbo: Float[np.ndarray, "*batch"] | None = None
+    log_evidence: Float[np.ndarray, "*batch"] | None = None
+    seconds: float = 0.0
+    history: dict[str, Any] | None = None
+    """What happened at each step, where it was asked for."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What only this method has to say."""
+
+    @property
+    def is_batch(self) -> bool:
+        return self.match_probs.ndim == 3
+
+    def __len__(self) -> int:
+        return len(self.match_probs) if self.is_batch else 1
+
+    @property
+    def status(self) -> str:
+        """One sentence on whether to believe the result."""
+        converged, total = int(np.sum(self.converged)), int(np.size(self.converged))
+        bound = self.log_evidence if self.log_evidence is not None else self.elbo
+        name = "log evidence" if self.log_evidence is not None else "ELBO"
+        value = "" if bound is None else f", {name} {np.mean(bound):.3f}"
+        if total > 1:
+            mean = " on average" if value else ""
+            return f"{self.method}: {converged} of {total} scenes converged{value}{mean}"
+        state = "converged" if converged else "did not converge"
+        return f"{self.method}: {state} after {int(np.sum(self.steps))} steps{value}"
+
+    def take(self, index: int) -> "Result":
+        """The result for one scene of a batch."""
+        if not self.is_batch:
+            return self
+        names = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps")
+        parts = {name: getattr(self, name)[index] for name in names}
+        for name in ("elbo", "log_evidence"):
+            value = getattr(self, name)
+            parts[name] = None if value is None else value[index]
+        details = {
+            name: value[index]
+            if isinstance(value, np.ndarray) and len(value) == len(self)
+            else value
+            for name, value in self.details.items()
+        }
+        return replace(self, scene=self.scene.take(index), details=details, **parts)
+
+
+def partition(
+    match_probs: Float[np.ndarray, "*batch N N"],
+    owner: Int[np.ndarray, " N"],
+    present: Bool[np.ndarray, "*batch N"],
+) -> Int[np.ndarray, "*batch N"]:
+    """The object that each point most probably belongs to, -1 for dummy rows."""
+    mass = match_probs @ np.eye(owner.max() + 1)[owner]
+    return np.where(present, mass.argmax(axis=-1), -1)

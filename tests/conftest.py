@@ -1,0 +1,18 @@
+"""What all tests share: repeatable hypothesis runs and the published test sets."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of the published test sets, which are not part of this repository."""
+    folder = Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the published test sets are not there ({folder})")
+    return folder
