@@ -22,7 +22,7 @@ from guides.meanfield import ElboTerms, PartProbs, PoseFactor, Precision
 from guides.projections import PROJECTIONS, Projection
 from inference import starts
 from inference.result import Result, partition
-from inference.starts import Structure
+from inference.starts import Start, Structure
 from models.errors import InputError
 from models.match import MixtureMatch
 from models.reading import (
@@ -131,17 +131,11 @@ def _at_beta(model: Conjugate, precision: Precision, old: Array, new: Array) -> 
     return Precision(precision.mean * ratio, precision.log_mean + jnp.log(ratio), precision.kl)
 
 
-def begin(
-    model: Conjugate,
-    projection: Projection,
-    weights: Float[Array, "N N *runs"],
-    schedule: Schedule,
-) -> State:
-    """The state at the start, from log weights that are projected to R."""
-    runs = weights.shape[2:]
-    carry = projection.start(weights)
-    projected = projection.project(weights, carry, 1e-9)
-    beta = jnp.full(runs, schedule.beta_start, float)
+def begin(model: Conjugate, projection: Projection, start: Start) -> State:
+    """The state before the first step."""
+    runs = start.beta.shape
+    carry = projection.start(start.weights)
+    projected = projection.project(start.weights, carry, 1e-9)
     num_objects, pose_dim = model.pose_mean.shape[:2]
     nothing = jnp.full(runs, -jnp.inf, float)
     part_probs = None
@@ -151,7 +145,7 @@ def begin(
         match_probs=projected.match_probs,
         carry=carry,
         precision=jax.tree.map(
-            lambda x: jnp.broadcast_to(x, runs), meanfield.fixed_precision(model, beta)
+            lambda x: jnp.broadcast_to(x, runs), meanfield.fixed_precision(model, start.beta)
         ),
         part_probs=part_probs,
         pose=PoseFactor(
@@ -159,7 +153,7 @@ def begin(
             jnp.zeros((pose_dim, pose_dim, num_objects, *runs)),
             jnp.zeros((num_objects, *runs)),
         ),
-        beta=beta,
+        beta=start.beta,
         terms=ElboTerms(nothing, jnp.zeros(runs), jnp.zeros(runs), jnp.zeros(runs)),
         steps=jnp.zeros(runs, int),
         converged=jnp.zeros(runs, bool),
@@ -208,11 +202,12 @@ def _engine(
 
     @jax.jit
     def launch(scenes: Scene, keys: Array) -> _Pool:
-        def weights(scene: Scene, key: Array) -> Float[Array, "N N"]:
-            return STARTS[start](key, read(program, scene), structure)
+        def make_start(scene: Scene, key: Array) -> Start:
+            limits = (schedule.beta_start, schedule.beta_max)
+            return STARTS[start](key, read(program, scene), structure, *limits)
 
         model = read_batch(program, scenes, varies)
-        state = begin(model, projection, jax.vmap(weights, out_axes=-1)(scenes, keys), schedule)
+        state = begin(model, projection, jax.vmap(make_start, out_axes=-1)(scenes, keys))
         return _Pool(model, projection.log_normalizer(model.match_logits), state)
 
     @jax.jit

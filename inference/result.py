@@ -67,7 +67,7 @@ class Result:
             parts[name] = None if value is None else value[index]
         details = {
             name: value[index]
-            if isinstance(value, np.ndarray) and len(value) == len(self)
+            if isinstance(value, np.ndarray | list) and len(value) == len(self)
             else value
             for name, value in self.details.items()
         }

@@ -17,7 +17,14 @@ MAX_HYPOTHESES = 512
 """Hypotheses scored for each object; tuples of points beyond that are drawn at random."""
 
 _FLOOR = 10.0  # nats; what a part that nothing meets costs, at most
-_NOBODY = 0.6  # share of its parts that an object has to meet to be better than absent
+_ABSENT = 0.75  # share of its parts that an object has to meet to be better than absent
+
+
+class Start(NamedTuple):
+    """Where a run begins: log weights that are projected to R, and the annealing parameter."""
+
+    weights: Float[Array, "N N"]
+    beta: Float[Array, ""]
 
 
 class Structure(NamedTuple):
@@ -45,97 +52,103 @@ def structure(model: Conjugate) -> Structure:
     return Structure(owner, members, valid, basis_size, pose_dim)
 
 
-def uniform(key: Array, model: Conjugate, structure: Structure) -> Float[Array, "N N"]:
-    """Log weights of the paper's start: entries uniform in [0, 1] where the prior allows a pair."""
-    uniform = jax.random.uniform(key, model.match_logits.shape, minval=1e-6)
-    return jnp.where(jnp.isfinite(model.match_logits), jnp.log(uniform), -jnp.inf)
+def uniform(
+    key: Array, model: Conjugate, structure: Structure, beta_start: float, beta_max: float
+) -> Start:
+    """The paper's start: entries of R uniform in [0, 1], where the prior allows a pair."""
+    entries = jax.random.uniform(key, model.match_logits.shape, minval=1e-6)
+    return Start(_where_allowed(model, jnp.log(entries)), jnp.asarray(beta_start, float))
 
 
-def poses(key: Array, model: Conjugate, structure: Structure) -> Float[Array, "N N"]:
-    """Log weights from pose hypotheses: a minimal set of points fixes a pose, all its parts judge it.
+def poses(
+    key: Array, model: Conjugate, structure: Structure, beta_start: float, beta_max: float
+) -> Start:
+    """Pose hypotheses: a minimal set of points fixes a pose, and all its parts judge it.
 
-    Objects go one after another in random order. Each draws one of its hypotheses in proportion to
-    exp(score), or none, and leaves the points that it claims to the others no more. How sharply
-    a hypothesis is judged is drawn too, so that restarts differ in more than chance.
+    One object after another is placed: of all hypotheses of all objects that are left one is drawn
+    in proportion to exp(score), or none any more, and the points that it claims are taken. The beta
+    at which hypotheses are judged is drawn too, so that restarts differ in more than chance, and is
+    the one that the run goes on with.
     """
-    num_objects = len(structure.members)
-    sharp_key, order_key, key = jax.random.split(key, 3)
-    sharpness = 10.0 ** jax.random.uniform(sharp_key, minval=-1.5, maxval=0.0)
-    model = _with_sharpness(model, sharpness)
-    order = jax.random.permutation(order_key, num_objects)
+    num_objects, most = structure.members.shape
+    beta_key, basis_key, key = jax.random.split(key, 3)
+    lowest = jnp.log(beta_start / beta_max)
+    beta = beta_max * jnp.exp(lowest * jax.random.uniform(beta_key) ** 2)
+    sharp = _at_beta(model, beta)
+    tuple_key, *basis_keys = jax.random.split(basis_key, num_objects + 1)
+    tuples = _tuples(tuple_key, len(model.points), structure.basis_size)
+    closeness = jnp.stack(
+        [_closeness(k, sharp, structure, k_th, tuples) for k_th, k in enumerate(basis_keys)]
+    )
+    absent = _ABSENT * _FLOOR * structure.valid.sum(axis=1)
+    distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == structure.basis_size
 
     def place(
-        free: Bool[Array, " N"], inputs: tuple[Array, Array]
-    ) -> tuple[Bool[Array, " N"], Float[Array, "N most"]]:
-        key, k = inputs
-        closeness, score, members = _hypotheses(key, model, structure, k, free)
-        choice = jax.random.categorical(key, jnp.append(score, _none_score(structure)[k]))
-        none = choice == len(score)
-        chosen = closeness[jnp.where(none, 0, choice)]
-        chosen = jnp.where(none, -0.8 * _FLOOR, chosen)
-        claimed = (chosen > -0.5 * _FLOOR).any(axis=1)
-        return free & ~claimed, chosen
+        state: tuple[Array, Array, Array], key: Array
+    ) -> tuple[tuple[Array, Array, Array], None]:
+        free, left, placed = state
+        open_points = jnp.where(free[:, None], closeness, -_FLOOR) + _FLOOR  # (K, H, N, most)
+        # Counted from both sides, so that two parts that share a point count once.
+        by_part, by_point = open_points.max(axis=2), open_points.max(axis=3)
+        score = jnp.minimum(by_part.sum(axis=-1), by_point.sum(axis=-1)) - absent[:, None]
+        possible = left[:, None] & (distinct & free[tuples].all(axis=1))
+        logits = jnp.append(jnp.where(possible, score, -jnp.inf).ravel(), 0.0)
+        choice = jax.random.categorical(key, logits)
+        k, hypothesis = jnp.divmod(choice, len(tuples))
+        none = k == num_objects
+        k = jnp.where(none, 0, k)
+        chosen = closeness[k, hypothesis]
+        claimed = free & (chosen > -0.5 * _FLOOR).any(axis=1)
+        new = (free & ~claimed, left.at[k].set(False), placed.at[k].set(chosen))
+        return jax.tree.map(lambda old, new: jnp.where(none, old, new), state, new), None
 
-    free = model.seen.any(axis=1)
-    keys = jax.random.split(key, num_objects)
-    _, closeness = jax.lax.scan(place, free, (keys, order))
-    by_object = jnp.zeros_like(closeness).at[order].set(closeness)  # (K, N, most)
-    columns = jnp.zeros(model.match_logits.shape)
+    start = (
+        model.seen.any(axis=1),
+        jnp.ones(num_objects, bool),
+        jnp.full((num_objects, len(model.points), most), -0.5 * _FLOOR),
+    )
+    (_, _, placed), _ = jax.lax.scan(place, start, jax.random.split(key, num_objects))
+    weights = jnp.zeros(model.match_logits.shape)
     for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
-        columns = columns.at[:, members[valid]].set(by_object[k][:, valid])
-    weights = jnp.where(model.seen.any(axis=1)[:, None], columns, 0.0)
-    return jnp.where(jnp.isfinite(model.match_logits), weights, -jnp.inf)
+        weights = weights.at[:, members[valid]].set(placed[k][:, valid])
+    weights = jnp.where(model.seen.any(axis=1)[:, None], weights, 0.0)
+    return Start(_where_allowed(model, weights), beta)
 
 
-def _hypotheses(
-    key: Array, model: Conjugate, structure: Structure, k: Int[Array, ""], free: Bool[Array, " N"]
-) -> tuple[Float[Array, "H N most"], Float[Array, " H"], Int[Array, " most"]]:
-    """Poses of object k from tuples of free points: how close each point is to each part, and scores."""
-    members = jnp.asarray(structure.members)[k]
-    valid = jnp.asarray(structure.valid)[k]
-    basis_key, tuple_key = jax.random.split(key)
-    basis = _random_basis(basis_key, valid, structure.basis_size)
-    tuples = _tuples(tuple_key, len(model.points), structure.basis_size)
+def _closeness(
+    key: Array, model: Conjugate, structure: Structure, k: int, tuples: Int[Array, "H size"]
+) -> Float[Array, "H N most"]:
+    """How close each point is to each part of object k, under the pose that each tuple fixes.
+
+    In nats, from 0 for a point that sits on the part down to the floor.
+    """
+    members, valid = structure.members[k], structure.valid[k]
+    basis = jax.random.permutation(key, np.flatnonzero(valid))[: structure.basis_size]
     parts = jax.tree.map(lambda x: x[members], model.parts)
     weight = parts.feature_mask / parts.variance
-    prior_precision = jnp.linalg.inv(model.pose_covariance[k])
-
     F, w = parts.F[basis], weight[basis]
-    precision = prior_precision + jnp.einsum("bdp,bd,bdq->pq", F, w, F)
-    votes = jnp.einsum(
-        "bdp,bd,hbd->hp", F, w, model.points[tuples] - parts.offset[basis]
-    )  # every pose is what eq. mu_k gives for these points alone
-    pose = (votes + prior_precision @ model.pose_mean[k]) @ jnp.linalg.inv(precision)
-
+    prior_precision = jnp.linalg.inv(model.pose_covariance[k])
+    precision = prior_precision + jnp.einsum("bdp,bd,bdq->pq", F, w, F)  # eq. Lambda_k
+    votes = jnp.einsum("bdp,bd,hbd->hp", F, w, model.points[tuples] - parts.offset[basis])
+    pose = (votes + prior_precision @ model.pose_mean[k]) @ jnp.linalg.inv(precision)  # eq. mu_k
     predicted = jnp.einsum("ndp,hp->hnd", parts.F, pose) + parts.offset
     residual = model.points[:, None] - predicted[:, None]  # (H, N, most, d)
     energy = (residual**2 * weight * model.seen[:, None]).sum(axis=-1)
-    allowed = valid & free[:, None] & jnp.isfinite(model.match_logits[:, members])
-    closeness = jnp.where(allowed, jnp.maximum(-0.5 * energy, -_FLOOR), -_FLOOR)
-    # Counted from both sides, so that two parts that share a point count once.
-    by_part = (closeness.max(axis=1) + _FLOOR).sum(axis=-1)
-    by_point = (closeness.max(axis=2) + _FLOOR).sum(axis=-1)
-    distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == structure.basis_size
-    possible = distinct & free[tuples].all(axis=1)
-    return closeness, jnp.where(possible, jnp.minimum(by_part, by_point), -jnp.inf), members
+    allowed = valid & model.seen.any(axis=1)[:, None] & jnp.isfinite(model.match_logits[:, members])
+    return jnp.where(allowed, jnp.maximum(-0.5 * energy, -_FLOOR), -_FLOOR)
 
 
-def _none_score(structure: Structure) -> Float[Array, " K"]:
-    return jnp.asarray(_NOBODY * _FLOOR * structure.valid.sum(axis=1))
+def _where_allowed(model: Conjugate, weights: Float[Array, "N N"]) -> Float[Array, "N N"]:
+    return jnp.where(jnp.isfinite(model.match_logits), weights, -jnp.inf)
 
 
-def _with_sharpness(model: Conjugate, sharpness: Float[Array, ""]) -> Conjugate:
-    """The same model with its noise variances divided by the sharpness."""
+def _at_beta(model: Conjugate, beta: Float[Array, ""]) -> Conjugate:
+    """The same model with its noise variances divided by beta (and by an unknown precision's mean)."""
     precision = 1.0
     if model.precision_prior is not None:
         precision = model.precision_prior[0] / model.precision_prior[1]
-    parts = model.parts._replace(variance=model.parts.variance / (sharpness * precision))
+    parts = model.parts._replace(variance=model.parts.variance / (beta * precision))
     return replace(model, parts=parts)
-
-
-def _random_basis(key: Array, valid: Bool[Array, " most"], size: int) -> Int[Array, " size"]:
-    scores = jnp.where(valid, jax.random.uniform(key, valid.shape), -1.0)
-    return jax.lax.top_k(scores, size)[1]
 
 
 def _tuples(key: Array, num_points: int, size: int) -> Int[Array, "H size"]:
