@@ -51,9 +51,28 @@ class Schedule(NamedTuple):
     tolerance: float = 1e-3
     """Change of the ELBO in a step, in nats, below which it has converged."""
     max_steps: int = 1000
+    min_steps: int = 0
     overshoot: bool = False
     """Let the last factor carry beta beyond beta_max, as the published code does."""
-    min_steps: int = 0
+
+
+PUBLISHED_DS = {
+    "start": "uniform",
+    "projection": "two_sweeps",
+    "restarts": 5,
+    "schedule": Schedule(min_steps=500, max_steps=500, overshoot=True),
+}
+"""Settings of `run` that follow the code published with the paper, on the program `constellation`:
+the precision doubles beyond its maximum (from 500 to 16000), Sinkhorn stops after two sweeps, and
+there are always 500 steps."""
+
+PUBLISHED_GMM = {
+    "start": "uniform",
+    "projection": "softmax",
+    "restarts": 5,
+    "schedule": Schedule(beta_max=0.05, min_steps=500, max_steps=500),
+}
+"""Likewise for GCM-GMM, on the program `published_mixture`: no annealing at all."""
 
 
 class State(NamedTuple):
@@ -101,14 +120,14 @@ def step(
         precision,
         part_probs,
     )
+    steps = state.steps + 1
     settled = jnp.abs(terms.elbo - state.terms.elbo) < schedule.tolerance
-    settled = settled & (state.steps + 1 >= schedule.min_steps)
     at_end = state.beta >= schedule.beta_max
+    converged = settled & at_end & (steps >= schedule.min_steps)
     hotter = state.beta * schedule.beta_factor
     if not schedule.overshoot:
         hotter = jnp.minimum(hotter, schedule.beta_max)
     beta = jnp.where(settled & ~at_end, hotter, state.beta)
-    steps = state.steps + 1
     new = State(
         match_probs=projected.match_probs,
         carry=projected.carry,
@@ -118,8 +137,8 @@ def step(
         beta=beta,
         terms=terms,
         steps=steps,
-        converged=settled & at_end,
-        done=(settled & at_end) | (steps >= schedule.max_steps),
+        converged=converged,
+        done=converged | (steps >= schedule.max_steps),
     )
     return jax.tree.map(lambda old, new: jnp.where(state.done, old, new), state, new)
 

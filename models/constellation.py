@@ -60,6 +60,35 @@ def constellation(
     return numpyro.sample("points", likelihood, obs=points)  # eq. p_X
 
 
+def published_mixture(
+    points: Float[Array, "N d"],
+    present: Bool[Array, " N"],
+    *,
+    precision: ArrayLike = 1e4,
+    beta: ArrayLike = 1.0,
+    parts: Parts = PARTS,
+) -> Float[Array, "N d"]:
+    """GCM-GMM as the code published with the paper has it, for comparisons.
+
+        pose_k     ~ Normal((mean of the points, 0, 0), I)     for each object k
+        part_probs ~ Dirichlet(1)
+        match      ~ each point its part, by part_probs
+        point_m    ~ Normal(F_n pose_k, 1/(precision beta))    if point m is part n of object k
+
+    The paper's text has pose mean 0 and fixed part probabilities: `mixture_constellation`.
+    """
+    centre = jnp.sum(points * present[:, None], axis=0) / present.sum()
+    pose_mean = jnp.zeros(parts.pose_dim).at[: parts.num_features].set(centre)
+
+    with numpyro.plate("object", parts.num_objects):
+        pose = numpyro.sample("pose", dist.MultivariateNormal(pose_mean, jnp.eye(parts.pose_dim)))
+    part_probs = numpyro.sample("part_probs", dist.Dirichlet(jnp.ones(parts.num_parts)))
+    logits = jnp.broadcast_to(jnp.log(part_probs), (parts.num_parts, parts.num_parts))
+    match = numpyro.sample("match", MixtureMatch(logits))
+    likelihood = MatchedParts(match, pose, parts, precision=precision, beta=beta, present=present)
+    return numpyro.sample("points", likelihood, obs=points)
+
+
 permutation_constellation = partial(constellation, match_prior="permutation")
 mixture_constellation = partial(constellation, match_prior="mixture")
 

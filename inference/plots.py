@@ -1,0 +1,349 @@
+"""Pictures of scenes and results. Every `plot_` function returns a matplotlib Figure.
+
+The `draw_` functions put one thing into given axes, so other figures can be composed of them.
+Nothing here shows a window or touches pyplot's state. Objects have the colour-blind-safe colours of
+Okabe and Ito and a marker each. The y axis points down, as everywhere (see `models.geometry`).
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from scipy.optimize import linear_sum_assignment
+
+from inference.result import Result
+from models.scenes import Scene
+from models.templates import Parts
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+"""Okabe and Ito's colours, one for each object, taken in turn."""
+MARKERS = ("o", "^", "s", "D", "v", "P", "X")
+POINT_COLOUR = "#404040"
+
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.edgecolor": "#808080",
+    "axes.linewidth": 0.8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.color": "#404040",
+    "ytick.color": "#404040",
+    "legend.frameon": False,
+    "image.cmap": "Greys",
+    "svg.fonttype": "none",
+}
+
+Outlines = Mapping[int, Float[np.ndarray, "vertices 2"]]
+"""The outline of each object that has one."""
+
+
+def plot_demo(
+    results: Sequence[Result], parts: Parts, names: Sequence[str] | None = None
+) -> Figure:
+    """One scene and what several methods made of it.
+
+    On the left the points and, where it is known, the truth; then for each method the objects that
+    it found above its match matrix. Identical objects are exchangeable, so those of each result are
+    first relabelled to agree with the truth (or else with the first result).
+
+    Args:
+        results: for the same single scene, one for each method.
+        parts: the templates of the program.
+        names: what to call the objects, e.g. `object_names(["square", "triangle", "square"])`.
+    """
+    scene = results[0].scene
+    names = object_names(["object"] * parts.num_objects) if names is None else names
+    truth = None if scene.object is None else np.asarray(scene.object)
+    reference = results[0].object if truth is None else truth
+    results = [relabel(result, parts, reference) for result in results]
+    found = [result_outlines(result, parts) for result in results]
+
+    with _style():
+        columns = 1 + len(results)
+        figure = Figure(figsize=(3.0 * columns + 0.5, 6.7), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.06, h_pad=0.1)  # type: ignore[union-attr,call-arg]
+        axes = figure.subplots(2, columns, squeeze=False)
+        draw_scene(axes[0, 0], scene)
+        axes[0, 0].set_title("points")
+        if truth is None:
+            axes[1, 0].set_axis_off()
+        else:
+            draw_objects(axes[1, 0], scene, truth, truth_outlines(scene, truth))
+            axes[1, 0].set_title("truth")
+        for column, (result, outlines) in enumerate(zip(results, found, strict=True), start=1):
+            draw_objects(axes[0, column], scene, result.object, outlines, truth)
+            axes[0, column].set_title(f"{result.method}: objects found\n{_bound(result)}")
+            image = draw_match(axes[1, column], result, names, reference)
+            axes[1, column].set_title(_match_title(result))
+            if column > 1:  # the rows are the same in all of them
+                axes[1, column].set(ylabel="", yticks=[])
+            axes[0, column].set(ylabel="")
+            axes[0, column].tick_params(labelleft=False)
+        figure.colorbar(image, ax=axes[1, 1:], label="probability", shrink=0.8, aspect=25)
+        scenes = [axes[0, 0], *([] if truth is None else [axes[1, 0]]), *axes[0, 1:]]
+        seen = np.asarray(scene.points)[np.asarray(scene.present)]
+        _same_limits(scenes, [seen, *_vertices(found)])
+        wrong = truth is not None and any((result.object != truth).any() for result in results)
+        figure.legend(
+            handles=legend_handles(names, wrong=wrong),
+            loc="outside lower center",
+            ncols=parts.num_objects + 1,
+        )
+    return figure
+
+
+def draw_scene(axes: Axes, scene: Scene) -> None:
+    """The points alone, as a method gets to see them."""
+    _scene_axes(axes)
+    x, y = np.asarray(scene.points)[np.asarray(scene.present), :2].T
+    axes.scatter(x, y, s=28, color=POINT_COLOUR, gid="points")
+
+
+def draw_objects(
+    axes: Axes,
+    scene: Scene,
+    labels: Int[np.ndarray, " N"],
+    outlines: Outlines,
+    truth: Int[np.ndarray, " N"] | None = None,
+) -> None:
+    """The points in the colours of their objects, and the outlines of the objects.
+
+    Args:
+        labels: the object of each row, -1 for a dummy.
+        outlines: to be drawn as closed lines, e.g. of `result_outlines`.
+        truth: where given, points that it puts into another object get a ring.
+    """
+    _scene_axes(axes)
+    points = np.asarray(scene.points)[:, :2]
+    for k, vertices in outlines.items():
+        x, y = np.concatenate([vertices, vertices[:1]]).T
+        axes.plot(x, y, color=colour(k), linewidth=1.5, alpha=0.7, gid=f"outline {k}")
+    for k in np.unique(labels[labels >= 0]):
+        x, y = points[labels == k].T
+        axes.scatter(x, y, s=32, color=colour(k), marker=_marker(k), zorder=3, gid=f"object {k}")
+    if truth is not None and (wrong := labels != truth).any():
+        x, y = points[wrong].T
+        ring = axes.scatter(x, y, s=110, zorder=4, facecolors="none", edgecolors="black")
+        ring.set_gid("wrong")
+
+
+def draw_match(
+    axes: Axes,
+    result: Result,
+    names: Sequence[str],
+    labels: Int[np.ndarray, " N"] | None = None,
+) -> AxesImage:
+    """The match probabilities: a row for each point, a column for each part, lines between objects.
+
+    Args:
+        labels: the object of each row, by which the rows are sorted, dummies last; by default the
+            partition of the result.
+    """
+    labels = result.object if labels is None else labels
+    rows = np.argsort(np.where(labels < 0, len(names), labels), kind="stable")
+    columns = np.argsort(result.owner, kind="stable")
+    image = axes.imshow(
+        result.match_probs[np.ix_(rows, columns)], vmin=0.0, vmax=1.0, aspect="equal"
+    )
+    _mark_blocks(axes, "x", result.owner[columns], names)
+    _mark_blocks(axes, "y", labels[rows], names)
+    axes.set_xlabel("parts")
+    axes.set_ylabel("points")
+    return image
+
+
+def legend_handles(names: Sequence[str], *, wrong: bool = False) -> list[Line2D]:
+    """An entry for each object and, where it is wanted, one for the ring around wrong points."""
+    handles = [
+        Line2D([], [], color=colour(k), marker=_marker(k), linewidth=1.5, label=name)
+        for k, name in enumerate(names)
+    ]
+    if wrong:
+        ring = Line2D([], [], marker="o", markersize=10, markerfacecolor="none", color="black")
+        ring.set(linestyle="none", label="not the object of the truth")
+        handles.append(ring)
+    return handles
+
+
+def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> Result:
+    """Rename identical objects of a result for one scene so that they agree with a reference.
+
+    Objects whose templates are the same can be swapped without any change of the posterior. Of all
+    such swaps this takes the one under which the most points have the object of the reference;
+    partition, poses and columns of the match change together.
+    """
+    num_objects = parts.num_objects
+    kinds = template_kinds(parts)
+    both = (reference >= 0) & (result.object >= 0)
+    agree = np.zeros((num_objects, num_objects))
+    np.add.at(agree, (result.object[both], reference[both]), 1.0)
+    agree += 0.5 * np.eye(num_objects)  # no swap without need
+    swap = kinds[:, None] == kinds
+    _, new_name = linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)
+    old_name = np.argsort(new_name)
+    groups = [np.flatnonzero(result.owner == k) for k in range(num_objects)]
+    columns = np.empty(len(result.owner), int)
+    for k, group in enumerate(groups):
+        columns[group] = groups[old_name[k]]
+    return replace(
+        result,
+        match_probs=result.match_probs[:, columns],
+        pose_mean=result.pose_mean[old_name],
+        pose_covariance=result.pose_covariance[old_name],
+        object=np.where(result.object >= 0, new_name[result.object], -1),
+    )
+
+
+def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:
+    """For each object the first one that has the same template, itself if none before it has."""
+    owner = np.asarray(parts.owner)
+    numbers = [np.asarray(field) for field in parts if field is not parts.owner]
+
+    def same(first: int, second: int) -> bool:
+        pairs = ((x[owner == first], x[owner == second]) for x in numbers)
+        return all(a.shape == b.shape and np.allclose(a, b) for a, b in pairs)
+
+    objects = range(parts.num_objects)
+    return np.array([next(j for j in objects if same(j, k)) for k in objects])
+
+
+def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray, "vertices 2"]]:
+    """The outline of each object that has points, at the mean of its pose.
+
+    Where a result has a most probable match (`details["best_match"]`), the mean is taken given that
+    match. The mean over all matches would be no pose to draw: a square turned by 90 degrees is the
+    same square, and over its four turns the posterior mean has no size at all. An object is then
+    left out if its points are too few to fix a pose, or if the match does not keep them together.
+    """
+    owner, F, offset = (np.asarray(field) for field in (parts.owner, parts.F, parts.offset))
+    outlines = {}
+    for k in np.unique(result.object[result.object >= 0]):
+        averaged = "best_match" in result.details
+        pose = _pose_at_match(result, parts, k) if averaged else result.pose_mean[k]
+        if pose is not None:
+            vertices = F[owner == k] @ pose + offset[owner == k]
+            outlines[int(k)] = in_angular_order(vertices[:, :2])
+    return outlines
+
+
+def _pose_at_match(result: Result, parts: Parts, k: int) -> Float[np.ndarray, " p"] | None:
+    """The pose that fits the points of object k best when they are the parts of the best match."""
+    rows = np.flatnonzero(result.object == k)
+    match = np.asarray(result.details["best_match"])[rows]
+    kinds = template_kinds(parts)
+    # The match may name an identical object: partition and match break that tie independently.
+    owners = np.unique(np.asarray(parts.owner)[match])
+    if len(owners) > 1 or kinds[owners[0]] != kinds[k]:
+        return None
+    F, offset = np.asarray(parts.F)[match], np.asarray(parts.offset)[match]
+    weight = np.sqrt(np.asarray(parts.feature_mask)[match] / np.asarray(parts.variance)[match])
+    design = (weight[..., None] * F).reshape(-1, F.shape[-1])
+    target = (weight * (np.asarray(result.scene.points)[rows] - offset)).ravel()
+    pose, _, rank, _ = np.linalg.lstsq(design, target)
+    return pose if rank == F.shape[-1] else None
+
+
+def truth_outlines(
+    scene: Scene, labels: Int[np.ndarray, " N"]
+) -> dict[int, Float[np.ndarray, "vertices 2"]]:
+    """Outlines through the points themselves."""
+    points = np.asarray(scene.points)[:, :2]
+    return {int(k): in_angular_order(points[labels == k]) for k in np.unique(labels[labels >= 0])}
+
+
+def in_angular_order(vertices: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:
+    """Vertices by their angle around the centroid, so that no two edges of the outline cross."""
+    x, y = (vertices - vertices.mean(axis=0)).T
+    return vertices[np.argsort(np.arctan2(y, x), kind="stable")]
+
+
+def object_names(shapes: Sequence[str]) -> list[str]:
+    """Shape names, numbered where there are several of a kind: square 1, triangle, square 2."""
+    how_many, seen = Counter(shapes), Counter[str]()
+    names = []
+    for shape in shapes:
+        seen[shape] += 1
+        names.append(f"{shape} {seen[shape]}" if how_many[shape] > 1 else shape)
+    return names
+
+
+def colour(k: int) -> str:
+    """The colour of object k."""
+    return COLOURS[k % len(COLOURS)]
+
+
+def _marker(k: int) -> str:
+    return MARKERS[k % len(MARKERS)]
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        yield
+
+
+def _bound(result: Result) -> str:
+    if result.log_evidence is not None:
+        return f"log evidence {float(result.log_evidence):.2f}"
+    return "" if result.elbo is None else f"ELBO {float(result.elbo):.2f}"
+
+
+def _match_title(result: Result) -> str:
+    averaged = "best_match" in result.details
+    note = "\naveraged over all matches" if averaged else ""
+    return f"{result.method}: match probabilities{note}"
+
+
+def _scene_axes(axes: Axes) -> None:
+    axes.set_aspect("equal", adjustable="box")
+    if not axes.yaxis_inverted():
+        axes.invert_yaxis()
+    axes.set_xlabel("x")
+    axes.set_ylabel("y (down)")
+    axes.locator_params(nbins=5)
+
+
+def _vertices(found: Sequence[Outlines]) -> list[Float[np.ndarray, "n 2"]]:
+    return [vertices for outlines in found for vertices in outlines.values()]
+
+
+def _same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"]]) -> None:
+    """A square window around everything, the same in all axes."""
+    everything = np.concatenate([np.asarray(content)[:, :2] for content in contents])
+    low, high = everything.min(axis=0), everything.max(axis=0)
+    middle, half = (low + high) / 2, 0.58 * max(float(np.max(high - low)), 1e-3)
+    for ax in axes:
+        ax.set_xlim(middle[0] - half, middle[0] + half)
+        ax.set_ylim(middle[1] + half, middle[1] - half)
+
+
+def _mark_blocks(
+    axes: Axes, axis: Literal["x", "y"], labels: Int[np.ndarray, " N"], names: Sequence[str]
+) -> None:
+    """Lines between the blocks of equal labels along an axis, and a name in the middle of each."""
+    edges = np.flatnonzero(np.diff(labels)) + 1
+    starts, ends = np.r_[0, edges], np.r_[edges, len(labels)]
+    middles = (starts + ends - 1) / 2
+    line = axes.axvline if axis == "x" else axes.axhline
+    for edge in edges:
+        line(edge - 0.5, color="#808080", linewidth=0.8)
+    texts = ["missing" if labels[s] < 0 else names[labels[s]] for s in starts]
+    if axis == "x":
+        axes.set_xticks(middles, texts)
+    else:
+        axes.set_yticks(middles, texts, rotation=90, va="center")
+    axes.tick_params(axis, length=0)
+    ticklabels = axes.get_xticklabels() if axis == "x" else axes.get_yticklabels()
+    for text, start in zip(ticklabels, starts, strict=True):
+        text.set_color(POINT_COLOUR if labels[start] < 0 else colour(labels[start]))
