@@ -1,7 +1,7 @@
 """The mean-field family as a NumPyro guide, for `SVI` on the same program and the same ELBO.
 
-Its parameters are those of the coordinate updates: match probabilities R, a Normal for each pose, and
-where the program has them a Gamma for the precision and a Dirichlet for the part probabilities.
+Its parameters are those of the coordinate updates: match probabilities R, a Normal for each pose,
+and where the program has them a Gamma for the precision and a Dirichlet for the part probabilities.
 """
 
 from collections.abc import Callable
@@ -45,8 +45,8 @@ def mean_field_guide(program: Program, scene: Scene, init: dict[str, Any] | None
 
     Args:
         init: starting values by name: `match_probs` (N, N), `pose_mean` (K, p), `pose_scale_tril`
-            (K, p, p), `precision` (concentration, rate), `part_concentration` (N,). What is left out
-            starts from the prior.
+            (K, p, p), `precision` (concentration, rate), `part_concentration` (N,). What is left
+            out starts from the prior.
     """
     model = read(program, scene)
     if not bool(jnp.isfinite(model.match_logits).all()):

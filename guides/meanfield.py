@@ -1,15 +1,15 @@
 """The mean-field family q(Z) q(Y) of a generative capsule model: its updates and its ELBO.
 
 q(Z) has the match probabilities R, q(Y) is a Normal for each object with mean mu_k and precision
-Lambda_k. Each function below is one equation of the paper; `docs/derivation.md` derives them and names
-the three places where the print is wrong. All arrays have the scene axes last, after the axes of the
-model, so the same lines serve one scene and a batch of thousands (see `models.linalg`).
+Lambda_k. Each function below is one equation of the paper; `docs/derivation.md` derives them and
+names the places where the print is wrong. All arrays have the scene axes last, after the axes of
+the model, so the same lines serve one scene and a batch of thousands (see `models.linalg`).
 
 Where the program has them, q also has a Gamma factor for an unknown noise precision and a Dirichlet
 factor for unknown part probabilities; without them their expectations are constants.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +104,7 @@ def expected_energy(
     pushed = total(F[:, None] * pose.covariance[:, :, owner, None], axis=0)
     spread = total(pushed * F, axis=0)
     weight = _inverse_variance(model)
-    energy = 0.0
+    energy: Any = 0.0
     for j in range(mean.shape[1]):
         residual = model.points[:, None, j] - mean[None, :, j]
         energy = energy + model.seen[:, None, j] * weight[:, j] * (residual**2 + spread[:, j])
@@ -149,8 +149,9 @@ def update_precision(
 
     concentration = a_0 + 1/2 (number of features met), rate = b_0 + beta/2 sum_mn r_mn energy_mn.
     """
+    assert model.precision_prior is not None
     prior_concentration, prior_rate = model.precision_prior
-    features = 0.0
+    features: Any = 0.0
     for j in range(model.points.shape[1]):
         counted = model.seen[:, None, j] & model.parts.feature_mask[None, :, j]
         features = features + matrix_sum(match_probs * counted)
@@ -178,6 +179,7 @@ def fixed_precision(model: Conjugate, beta: Float[Array, "*scenes"]) -> Precisio
 
 def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]) -> PartProbs:
     """q(pi), a Dirichlet, given R: its counts grow by the points that each part has."""
+    assert model.part_prior is not None
     present = model.seen.any(axis=1)
     counts = total(match_probs * present[:, None], axis=0)
     prior = model.part_prior

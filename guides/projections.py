@@ -2,8 +2,9 @@
 
 Three choices of q(Z), each maximising sum r log rho + H(R) over its own set with its own entropy:
 
-- `sinkhorn`, the paper's: doubly stochastic R, entropy -sum r log r. By van der Waerden's inequality
-  (see `docs/bound.md`) the ELBO less log perm(A) - log(N!/N^N) is a lower bound on the log evidence.
+- `sinkhorn`, the paper's: doubly stochastic R, entropy -sum r log r. By van der Waerden's
+  inequality (`docs/bound.md`) the ELBO less log perm(A) - log(N!/N^N) is a lower bound on the log
+  evidence.
 - `bethe`: doubly stochastic R, entropy -sum r log r + sum (1 - r) log(1 - r). Gurvits' inequality
   makes the ELBO less log perm(A) a lower bound, and a tighter one.
 - `softmax`: every row by itself, the mixture model.
@@ -99,7 +100,12 @@ class bethe:
             rows = jnp.abs(total(match_probs, axis=1) - 1.0).max(axis=0)
             columns = jnp.abs(total(match_probs, axis=0) - 1.0).max(axis=0)
             error = jnp.maximum(rows, columns)
-            return jnp.where(error <= tolerance, old, 0.5 * (old + new)), match_probs, error, count + 1
+            return (
+                jnp.where(error <= tolerance, old, 0.5 * (old + new)),
+                match_probs,
+                error,
+                count + 1,
+            )
 
         far = jnp.full(log_rho.shape[2:], jnp.inf)
         loop = (carry, jnp.zeros_like(log_rho), far, jnp.zeros((), int))

@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from guides.projections import PROJECTIONS, Projection
 from inference import starts
 from inference.result import Result, partition
 from inference.starts import Start, Structure
+from models import AnyArray
 from models.errors import InputError
 from models.match import MixtureMatch
 from models.reading import (
@@ -56,7 +57,9 @@ class Schedule(NamedTuple):
     """Let the last factor carry beta beyond beta_max, as the published code does."""
 
 
-PUBLISHED_DS = {
+_DEFAULT = Schedule()
+
+PUBLISHED_DS: dict[str, Any] = {
     "start": "uniform",
     "projection": "two_sweeps",
     "restarts": 5,
@@ -66,7 +69,7 @@ PUBLISHED_DS = {
 the precision doubles beyond its maximum (from 500 to 16000), Sinkhorn stops after two sweeps, and
 there are always 500 steps."""
 
-PUBLISHED_GMM = {
+PUBLISHED_GMM: dict[str, Any] = {
     "start": "uniform",
     "projection": "softmax",
     "restarts": 5,
@@ -197,7 +200,7 @@ class _Engine(NamedTuple):
     advance: Callable[[_Pool], _Pool]
     """Some steps of every run that is not done."""
     advance_one: Callable[[_Pool], _Pool]
-    insert: Callable[[_Pool, _Pool, Array], _Pool]
+    insert: Callable[[_Pool, _Pool, AnyArray], _Pool]
     """New runs into the given slots; slots beyond the pool are dropped."""
 
 
@@ -211,7 +214,7 @@ def _engine(
     has_types: bool,
 ) -> _Engine:
     """Built once; JAX compiles each part once for each width of the pool."""
-    rows, features = shape
+    rows = shape[0]
     types = np.zeros(rows, int) if has_types else None
     blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
     example = read(program, blank)
@@ -273,15 +276,15 @@ def run(
     restarts: int = 16,
     start: Literal["poses", "uniform"] = "poses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax", "two_sweeps"] = "auto",
-    schedule: Schedule = Schedule(),
+    schedule: Schedule = _DEFAULT,
     history: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
-    """Fit q(Z) q(Y) to one scene or to each scene of a batch, and keep the best of several restarts.
+    """Fit q(Z) q(Y) to one scene or to each of a batch, and keep the best of several restarts.
 
     Args:
         program: a NumPyro program with a Normal pose prior, one of the three match priors, and
-            `MatchedParts`; optionally a Gamma `precision` and, for a mixture, Dirichlet `part_probs`.
+            `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
         key: seed or JAX key. A scene's result depends on it and on the scene's place in the batch.
         restarts: runs for each scene. A run that ends in a sparse solution, an object that surely
             has a point but not two, is started anew, at most as often again.
@@ -303,8 +306,9 @@ def run(
         projection = "softmax" if is_mixture else "sinkhorn"
     if (projection == "softmax") != is_mixture:
         raise InputError(
-            f"the projection {projection!r} does not fit the match prior {example.match_family.__name__}"
-            "; a MixtureMatch wants 'softmax', the other priors 'sinkhorn' or 'bethe'"
+            f"the projection {projection!r} does not fit the match prior "
+            f"{example.match_family.__name__}; a MixtureMatch wants 'softmax', the other priors "
+            "'sinkhorn' or 'bethe'"
         )
     engine = _engine(
         program,
@@ -364,7 +368,7 @@ def _best_of_restarts(
         chosen = Scene(**scenes.take(padded[:, 0]).observed)
         return engine.launch(chosen, _run_keys(base_key, padded[:, 0], padded[:, 1]))
 
-    pool = None
+    pool: Any = None
     while queue or (waiting >= 0).any():
         free = np.flatnonzero(waiting[:, 0] < 0)
         while queue and len(free) >= min(block, len(queue)):
@@ -474,7 +478,7 @@ def _is_sparse(
     groups = np.eye(owner.max() + 1)[owner].T.astype(bool)
     surely = np.stack([(of_points[..., g] > 0.9).any(axis=(-2, -1)) for g in groups], axis=-1)
     mass = np.stack([of_points[..., g].sum(axis=(-2, -1)) for g in groups], axis=-1)
-    return (surely & (mass < 2 - 1e-6)).any(axis=-1)
+    return np.any(surely & (mass < 2 - 1e-6), axis=-1)
 
 
 def _history(

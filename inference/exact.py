@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -180,7 +180,7 @@ def _plan(example: Conjugate, shared: bool, num_points: int) -> _Plan:
         prior = [np.asarray(example.pose_mean[k]), np.asarray(example.pose_covariance[k])]
         return [*own, *prior, np.asarray(example.match_logits)[:, parts[k]]]
 
-    template = []
+    template: list[int] = []
     for k in range(len(parts)):
         same = [
             j
@@ -204,7 +204,9 @@ def _terms(model: Conjugate, plan: _Plan) -> list[Terms]:
     for k, (parts, listed) in enumerate(zip(plan.parts, plan.listed, strict=True)):
         first = plan.template[k]
         new = first == k
-        terms.append(object_terms(model, k, parts, listed, plan.num_points) if new else terms[first])
+        terms.append(
+            object_terms(model, k, parts, listed, plan.num_points) if new else terms[first]
+        )
     return terms
 
 
@@ -214,9 +216,9 @@ def posterior(model: Conjugate, plan: _Plan, count: int) -> Posterior:
     tables = tuple(
         subset_sums(t.log_weight, listed) for t, listed in zip(terms, plan.listed, strict=True)
     )
-    log_sum, of_subsets = jax.value_and_grad(
-        lambda tables: combine(tables, plan.levels)[-1][0]
-    )(tables)
+    log_sum, of_subsets = jax.value_and_grad(lambda tables: combine(tables, plan.levels)[-1][0])(
+        tables
+    )
     columns, means, covariances = [], [], []
     for t, listed, table, prob in zip(terms, plan.listed, tables, of_subsets, strict=True):
         prob = prob[listed.subset] * jnp.exp(t.log_weight - table[listed.subset])
@@ -274,7 +276,7 @@ def run(
 
     The result has `log_evidence`, exact match marginals, pose moments (of the mixture over matches
     that the pose posterior is) and, in `details`: `partitions`, the most probable partitions of the
-    points with their probabilities, and `best_match`, the part of each row in the most probable match.
+    points with their probabilities, and `best_match`, the part of each row in the best match.
     """
     began = time.perf_counter()
     check_program(program, scene.batch().take(0))
@@ -285,7 +287,7 @@ def run(
     # Rows are exchangeable in name only: the points are moved to the front, and moved back after.
     order = np.argsort(~scenes.present, axis=1, kind="stable")
     sizes = scenes.present.sum(axis=1)
-    outputs: list[Posterior | None] = [None] * len(sizes)
+    outputs: list[Any] = [None] * len(sizes)
     finished = 0
     for num_points in np.unique(sizes):
         chosen = np.flatnonzero(sizes == num_points)
@@ -322,9 +324,7 @@ def _solver(
     varies = what_varies(program, blank)
     pieces = (varies.parts, varies.pose_mean, varies.pose_covariance, varies.match_logits)
     plan = _plan(read(program, blank), not any(jax.tree.leaves(pieces)), num_points)
-    swaps = math.prod(
-        math.factorial(plan.template.count(first)) for first in set(plan.template)
-    )
+    swaps = math.prod(math.factorial(plan.template.count(first)) for first in set(plan.template))
     count = NUM_PARTITIONS * min(swaps, 8)
     return jax.jit(jax.vmap(lambda scene: posterior(read(program, scene), plan, count)))
 
@@ -337,8 +337,8 @@ def _check_supported(example: Conjugate) -> None:
         )
     if example.precision_prior is not None:
         raise InputError(
-            "exact inference wants a fixed precision, but the program has a site 'precision' with a "
-            "Gamma prior; fix it in the program, or use the method ds"
+            "exact inference wants a fixed precision, but the program has a site 'precision' with "
+            "a Gamma prior; fix it in the program, or use the method ds"
         )
     seen = np.asarray(example.seen)
     if not (seen == seen[:, :1]).all():
@@ -369,8 +369,8 @@ def log_prior_normalizer(program: Program, scenes: Scene) -> Float[np.ndarray, "
         values = np.asarray(jax.jit(log_permanent)(logits))
     else:
         raise InputError(
-            f"the normaliser of a match prior that is not uniform wants at most {MAX_ROWS} parts, got "
-            f"{size}; use a uniform prior or the method ds"
+            f"the normaliser of a match prior that is not uniform wants at most {MAX_ROWS} parts, "
+            f"got {size}; use a uniform prior or the method ds"
         )
     return np.broadcast_to(values, len(scenes.points))
 

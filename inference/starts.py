@@ -4,7 +4,7 @@ One scene at a time, scene axes first, to be mapped over a batch.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Structure(NamedTuple):
     """Parts of each object, padded with its first part."""
     valid: Bool[np.ndarray, "K most"]
     basis_size: int
-    """Points that fix a pose: ceil(pose dimensions / features), but never more than an object has."""
+    """Points that fix a pose: ceil(pose dimensions / features), at most what an object has."""
     pose_dim: int
 
 
@@ -144,8 +144,8 @@ def _where_allowed(model: Conjugate, weights: Float[Array, "N N"]) -> Float[Arra
 
 
 def _at_beta(model: Conjugate, beta: Float[Array, ""]) -> Conjugate:
-    """The same model with its noise variances divided by beta (and by an unknown precision's mean)."""
-    precision = 1.0
+    """The same model at this beta and, if the precision is unknown, at its prior mean."""
+    precision: Any = 1.0
     if model.precision_prior is not None:
         precision = model.precision_prior[0] / model.precision_prior[1]
     parts = model.parts._replace(variance=model.parts.variance / (beta * precision))

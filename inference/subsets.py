@@ -35,7 +35,7 @@ class Injections(NamedTuple):
 
 
 class Level(NamedTuple):
-    """How the point sets of the first k objects split into those of k - 1 and a subset for the k-th."""
+    """How point sets of the first k objects split into one of k - 1 objects and the k-th's."""
 
     masks: Int[np.ndarray, " masks"]
     subset: Int[np.ndarray, "masks splits"]
@@ -72,15 +72,16 @@ def refuse_if_too_large(num_points: int, sizes: tuple[int, ...]) -> None:
         memory = 8 * max(terms * (max(sizes) + 8), 3 * splits) / 2**30
         raise InputError(
             f"exact inference on {num_points} points and objects of {sizes} parts needs {terms:,} "
-            f"injections of an object and {splits:,} splits of point sets, about {memory:,.1f} GiB, "
-            f"more than the limit of {MAX_TERMS:,}; use the variational method (ds) for such scenes"
+            f"injections of an object and {splits:,} splits of point sets, about {memory:,.1f} "
+            f"GiB, more than the limit of {MAX_TERMS:,}; use the variational method (ds) instead"
         )
 
 
 @functools.cache
 def injections(num_points: int, num_parts: int) -> Injections:
     """List them, by size of the subset, then by subset, then by injection."""
-    subsets, blocks, points, patterns, owners = [], [], [], [], []
+    subsets, points, patterns, owners = [], [], [], []
+    blocks: list[tuple[int, int]] = []
     for size in range(min(num_points, num_parts) + 1):
         chosen = np.array(list(itertools.combinations(range(num_points), size)), int)
         parts = np.array(list(itertools.permutations(range(num_parts), size)), int)
@@ -116,9 +117,7 @@ def levels(num_points: int, sizes: tuple[int, ...]) -> tuple[Level, ...]:
         which_rest, which_subset = np.nonzero((before[:, None] & subsets) == 0)
         union = before[which_rest] | subsets[which_subset]
         wanted = np.isin(_bit_count(union), list(windows[k + 1]))
-        which_rest, which_subset, union = (
-            x[wanted] for x in (which_rest, which_subset, union)
-        )
+        which_rest, which_subset, union = (x[wanted] for x in (which_rest, which_subset, union))
         masks, target = np.unique(union, return_inverse=True)
         order = np.argsort(target, kind="stable")
         counts = np.bincount(target, minlength=len(masks))

@@ -6,6 +6,11 @@ compare evidences to 1e-9: float32 carries seven digits and cannot. The whole in
 about 1.3 times as much as in 32 bits.
 """
 
+from typing import Any
+
 import numpyro
 
 numpyro.enable_x64()
+
+AnyArray = Any
+"""A numpy or JAX array, in type annotations of what users hand in."""

@@ -23,7 +23,7 @@ class _Assignment(constraints._SingletonConstraint):
         return _binary(x) & _sums_to_one(x, axis=-1)
 
     def feasible_like(self, prototype: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
-        return jnp.broadcast_to(jnp.eye(*prototype.shape[-2:]), prototype.shape)
+        return jnp.broadcast_to(jnp.eye(prototype.shape[-2], prototype.shape[-1]), prototype.shape)
 
 
 class _PermutationMatrix(_Assignment):

@@ -1,7 +1,7 @@
 """Pose designs: how the pose of an object moves its parts.
 
-A design is one function from the coordinates of some parts, (parts, coordinates), to the matrices F,
-(parts, features, pose), and the offsets m, (parts, features), of the paper's x = F y + m. Every
+A design is one function from the coordinates of some parts, (parts, coordinates), to the matrices
+F, (parts, features, pose), and the offsets m, (parts, features), of the paper's x = F y + m. Every
 design is linear in the pose, which is what keeps the pose posterior Normal. To add one, write such
 a function and put it in `DESIGNS`.
 
@@ -36,7 +36,7 @@ def similarity(coordinates: Float[Array, "parts 2"]) -> LinearMap:
 
 
 def oriented_similarity(coordinates: Float[Array, "parts 4"]) -> LinearMap:
-    """A similarity for parts (x, y, size cos phi, size sin phi) that have a size and a direction."""
+    """A similarity of parts with a size and a direction: (x, y, size cos phi, size sin phi)."""
     x, y, cosine, sine = _columns(coordinates, 4, "oriented_similarity")
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _matrix(  # eq. nxycs

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
+from models import AnyArray
 from models.errors import InputError
 from models.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.templates import Parts
@@ -26,7 +27,7 @@ class _PartsLikelihood(Distribution):
     """
 
     support = constraints.real_matrix
-    pytree_data_fields = ("pose", "parts", "precision", "beta", "present")
+    pytree_data_fields: tuple[str, ...] = ("pose", "parts", "precision", "beta", "present")
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class _PartsLikelihood(Distribution):
         batch_shape: tuple[int, ...],
         precision: ArrayLike,
         beta: ArrayLike,
-        present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"] | None,
+        present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None,
         validate_args: bool | None,
     ) -> None:
         for name, value in (("precision", precision), ("beta", beta)):
@@ -96,7 +97,7 @@ class MatchedParts(_PartsLikelihood):
         *,
         precision: ArrayLike = 1.0,
         beta: ArrayLike = 1.0,
-        present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"] | None = None,
+        present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         self.match = match
@@ -147,7 +148,7 @@ class MarginalParts(_PartsLikelihood):
         *,
         precision: ArrayLike = 1.0,
         beta: ArrayLike = 1.0,
-        present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"] | None = None,
+        present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         self.match_prior = match_prior
@@ -183,7 +184,7 @@ class MarginalParts(_PartsLikelihood):
 
 
 def seen_features(
-    present: Bool[Array, "*batch N"] | Bool[Array, "*batch N d"], event_shape: tuple[int, ...]
+    present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"], event_shape: tuple[int, ...]
 ) -> Bool[Array, "*batch N d"]:
     """Read a mask over rows as one over all features of those rows.
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-
 _UNROLLED = 32
 
 

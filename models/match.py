@@ -7,13 +7,14 @@ column n a part. Three families, all with batch shapes:
 - `PermutationMatch(logits)`, the Gibbs distribution over permutation matrices, exact up to N = 20,
 - `MixtureMatch(logits)`, each point independent of the others (eq. p_Z).
 
-All three are exponential families in the match, so a likelihood sum_mn z_mn C_mn keeps the posterior
-of the match in the family: `tilt(C)` is that posterior, and
+All three are exponential families in the match, so a likelihood sum_mn z_mn C_mn keeps the
+posterior of the match in the family: `tilt(C)` is that posterior, and
 
     log p(points | pose) = tilt(C).log_normalizer - log_normalizer.
 """
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -98,14 +99,14 @@ class DoublyStochasticMatch(_Match):
     are taken as independent, with mean A, but over permutation matrices it sums to perm(A), not one
     (N!/N^N for the uniform A). Where the match is summed out (`log_normalizer`, `tilt`) the support
     is the permutation matrices and the sum perm(A) is divided by. `sample` returns permutation
-    matrices with mean exactly A, by a randomised Birkhoff-von Neumann decomposition; for the uniform
-    A every permutation is equally likely.
+    matrices with mean exactly A, by a randomised Birkhoff-von Neumann decomposition; for the
+    uniform A every permutation is equally likely.
 
     Args:
         probs: A, doubly stochastic, (..., N, N).
     """
 
-    arg_constraints = {"probs": doubly_stochastic}
+    arg_constraints: ClassVar = {"probs": doubly_stochastic}
     support = permutation_matrix
 
     def __init__(
@@ -116,9 +117,9 @@ class DoublyStochasticMatch(_Match):
             sums = (np.asarray(probs).sum(axis=axis) for axis in (-1, -2))
             rows, columns = (f"{s.min():.6g} to {s.max():.6g}" for s in sums)
             raise InputError(
-                "match probabilities must be doubly stochastic, entries of at least 0 and every row "
-                f"and column summing to 1, but the rows sum to {rows} and the columns to {columns}; "
-                "scale them with models.sinkhorn.log_sinkhorn first"
+                "match probabilities must be doubly stochastic, entries of at least 0 and every "
+                f"row and column summing to 1, but the rows sum to {rows} and the columns to "
+                f"{columns}; scale them with models.sinkhorn.log_sinkhorn first"
             )
         self.probs = probs
         super().__init__(probs, validate_args)
@@ -166,7 +167,7 @@ class PermutationMatch(_Match):
         logits: theta, (..., N, N); -inf forbids a pair.
     """
 
-    arg_constraints = {"logits": constraints.real_matrix}
+    arg_constraints: ClassVar = {"logits": constraints.real_matrix}
     support = permutation_matrix
 
     def __init__(
@@ -203,7 +204,7 @@ class MixtureMatch(_Match):
         logits: theta, (..., points, parts), normalised or not.
     """
 
-    arg_constraints = {"logits": constraints.real_matrix}
+    arg_constraints: ClassVar = {"logits": constraints.real_matrix}
     support = assignment_matrix
 
     def __init__(
@@ -289,9 +290,9 @@ def _check_square(parameter: Float[Array, "*batch N N"], name: str) -> None:
 def _refuse_long_list(count: int, what: str) -> None:
     if count > MAX_ENUMERATED:
         raise InputError(
-            f"enumerating the support would list {what}, {count:,} matrices, more than the limit of "
-            f"{MAX_ENUMERATED:,}; use mean, mode, entropy, log_normalizer or sample, which do not "
-            "list it"
+            f"enumerating the support would list {what}, {count:,} matrices, more than the limit "
+            f"of {MAX_ENUMERATED:,}; use mean, mode, entropy, log_normalizer or sample, which do "
+            "not list it"
         )
 
 

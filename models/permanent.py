@@ -111,9 +111,7 @@ def _vectorised_log_permanent(log_weights: Float[Array, "M N"]) -> Float[Array, 
     return jnp.where(total > 0.1 * _LOG_ZERO, total, -jnp.inf)
 
 
-def _sample_one_matrix(
-    keys: Array, log_weights: Float[Array, "M N"]
-) -> Int[Array, "samples M"]:
+def _sample_one_matrix(keys: Array, log_weights: Float[Array, "M N"]) -> Int[Array, "samples M"]:
     """Walk the tables back from the full set: each column picks its row, or stays free."""
     num_rows, num_columns = log_weights.shape
     subsets = _subsets(num_rows)
@@ -148,6 +146,6 @@ def _check_shape(shape: tuple[int, ...]) -> None:
         )
     if shape[-2] > MAX_ROWS:
         raise InputError(
-            f"a permanent over {shape[-2]} rows needs 2^{shape[-2]} = {2 ** shape[-2]:,} sums, more "
-            f"than the limit of 2^{MAX_ROWS}; use the doubly stochastic or mixture match instead"
+            f"a permanent over {shape[-2]} rows needs 2^{shape[-2]} = {2 ** shape[-2]:,} sums, "
+            f"more than the limit of 2^{MAX_ROWS}; use the doubly stochastic or mixture match"
         )

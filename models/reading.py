@@ -1,11 +1,12 @@
 """Reading a program: its conjugate pieces, and the same program with its match summed out.
 
 The NumPyro program is the single source of truth. `read` traces it once and takes the pose prior,
-the match prior and the linear-Gaussian parts from its sites; `check_conjugate` first makes sure that
-they are what the closed forms need, by probing the program with different values of its latent sites:
-whatever changes with them is not conjugate. `marginal` needs no conjugacy at all.
+the match prior and the linear-Gaussian parts from its sites; `check_conjugate` first makes sure
+that they are what the closed forms need, by probing the program with different values of its latent
+sites: whatever changes with them is not conjugate. `marginal` needs no conjugacy at all.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpyro.distributions import Distribution
 from numpyro.handlers import seed, substitute, trace
 from numpyro.primitives import Messenger
 
+from models import AnyArray
 from models.errors import ConjugacyError, InputError
 from models.likelihood import MarginalParts, MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
@@ -27,7 +29,7 @@ from models.scenes import Scene
 from models.templates import Parts
 
 Program = Callable[..., Any]
-"""A NumPyro program: takes a scene's `points` and `present`, has sites `pose`, `match`, `points`."""
+"""A NumPyro program of a scene's `points` and `present`, with sites `pose`, `match`, `points`."""
 
 MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
 
@@ -139,7 +141,7 @@ def check_conjugate(
     given = dict(given or {})
     probes = []
     for probe in (1, 2):
-        sites = _sites(program, scene, lambda site, probe=probe: _probe(site, probe, given))
+        sites = _sites(program, scene, functools.partial(_probe, probe=probe, given=given))
         _check_sites(sites, given)
         probes.append(sites)
     first, second = probes
@@ -224,14 +226,14 @@ def _sites(
     return {name: site for name, site in sites.items() if site["type"] == "sample"}
 
 
-def _placeholder(site: dict[str, Any], given: dict[str, Array]) -> Array | None:
+def _placeholder(site: dict[str, Any], given: dict[str, Array]) -> AnyArray | None:
     """Some value for a latent site, at no cost: drawing a match would be work for nothing."""
     if site["name"] in given:
         return given[site["name"]]
     return np.ones(site["fn"].shape()) if site["type"] == "sample" else None
 
 
-def _probe(site: dict[str, Any], probe: int, given: dict[str, Array]) -> Array | None:
+def _probe(site: dict[str, Any], probe: int, given: dict[str, Array]) -> AnyArray | None:
     """Two different values for each latent site, both within its support."""
     if site["type"] != "sample" or site["is_observed"]:
         return None

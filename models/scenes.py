@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
+from models import AnyArray
 from models.errors import InputError
 
 
@@ -21,13 +22,13 @@ class Scene(NamedTuple):
     `point_type` is what kind of part each point is, where points have kinds (faces).
     """
 
-    points: Float[Array, "*batch N d"]
-    present: Bool[Array, "*batch N"]
-    object: Int[Array, "*batch N"] | None = None
-    point_type: Int[Array, "*batch N"] | None = None
+    points: Float[AnyArray, "*batch N d"]
+    present: Bool[AnyArray, "*batch N"]
+    object: Int[AnyArray, "*batch N"] | None = None
+    point_type: Int[AnyArray, "*batch N"] | None = None
 
     @property
-    def observed(self) -> dict[str, Array]:
+    def observed(self) -> dict[str, AnyArray]:
         """The arguments that a program takes: all but the truth."""
         inputs = {"points": self.points, "present": self.present}
         return inputs if self.point_type is None else inputs | {"point_type": self.point_type}
@@ -132,8 +133,8 @@ def load_scenes(path: str | Path, *, limit: int | None = None) -> Scene:
     for name in ("points", "present"):
         if name not in arrays:
             raise InputError(
-                f"{path} has no array {name!r}, only {', '.join(arrays) or 'nothing'}; a scene file "
-                "wants `points`, `present` and, if known, `object`"
+                f"{path} has no array {name!r}, only {', '.join(arrays) or 'nothing'}; a scene "
+                "file wants `points`, `present` and, if known, `object`"
             )
     if arrays["points"].ndim != 3 or arrays["points"].dtype.kind not in "fiu":
         raise InputError(

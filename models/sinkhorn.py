@@ -3,8 +3,8 @@
 Alternating normalisation of rows and columns (the paper's Algorithm SinkhornKnopp) converges, but
 can take millions of sweeps on the sharp matrices that a small noise variance makes: two points that
 both sit near one part, and far from the other, are enough. In the scenes of the paper two thirds
-of all scalings are still off by 1e-8 after 24 sweeps. So each iteration takes the best of a sweep and a Newton step on the
-concave dual that sweeps climb too,
+of all scalings are still off by 1e-8 after 24 sweeps. So each iteration takes the best of a sweep
+and of a Newton step on the concave dual that sweeps climb too,
 
     phi(g) = sum_j g_j - sum_i logsumexp_j(logits_ij + g_j),
 
@@ -15,7 +15,7 @@ potentials three or four iterations are the rule. What is too sharp for that is 
 high temperature, logits / T, and T is halved down to one: matrices with 1e6 nats between their
 entries then take some ten iterations in all.
 
-`scale` and `refine` take the matrix axes first and a batch axis, if any, last (see `models.linalg`).
+`scale` and `refine` take the matrix axes first and a batch axis, if any, last: `models.linalg`.
 """
 
 import functools
@@ -178,7 +178,8 @@ def _newton(
     level = dual >= highest - 1e-12 * (1.0 + jnp.abs(highest))
     winner = jnp.argmin(jnp.where(level, error, jnp.inf), axis=0)
     chosen = jnp.arange(tries.shape[1])[:, None] == winner
-    return total(jnp.where(chosen, tries, 0.0), axis=1), total(jnp.where(chosen, error, 0.0), axis=0)
+    best, best_error = (jnp.where(chosen, x, 0.0) for x in (tries, error))
+    return total(best, axis=1), total(best_error, axis=0)
 
 
 def _row_softmax(
@@ -223,9 +224,7 @@ def _log_sinkhorn_jvp(
     size = len(matrix)
     # Eliminating df leaves (I - R'R) dg = R' rows - columns, singular along the constant vector.
     schur = jnp.eye(size) - matrix.T @ matrix
-    column_change = jnp.linalg.pinv(schur, rtol=1e-13, hermitian=True) @ (
-        matrix.T @ rows - columns
-    )
+    column_change = jnp.linalg.pinv(schur, rtol=1e-13, hermitian=True) @ (matrix.T @ rows - columns)
     row_change = -rows - matrix @ column_change
     return log_matrix, tangents[0] + row_change[:, None] + column_change
 

@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from models import AnyArray
 from models.errors import InputError
 from models.geometry import PoseDesign, similarity
 
@@ -23,9 +24,9 @@ class Parts(NamedTuple):
     F: Float[Array, "parts features pose"]
     offset: Float[Array, "parts features"]
     variance: Float[Array, "parts features"]
-    owner: Int[Array, " parts"]
-    type: Int[Array, " parts"]
-    feature_mask: Bool[Array, "parts features"]
+    owner: Int[AnyArray, " parts"]
+    type: Int[AnyArray, " parts"]
+    feature_mask: Bool[AnyArray, "parts features"]
 
     @property
     def num_parts(self) -> int:
