@@ -202,9 +202,8 @@ def demo(
     """
     with _whole_file(out, PICTURE_FORMATS) as write_picture:
         _keep_compiled_code()
-        from inference.methods import METHODS, program_of
+        from inference.methods import METHODS, templates
         from inference.plots import object_names, plot_demo
-        from models.reading import read
 
         names = _shape_names(shapes or DEMO_SHAPES)
         objects = None if shapes is None else names
@@ -212,7 +211,7 @@ def demo(
         timed = _infer_all(list(METHODS), scene, seed, objects, precision)
         _print_table(timed, scene)
         results = [result for result, _ in timed]
-        parts = read(program_of(next(iter(METHODS)), objects, precision), scene).parts
+        parts = templates(None if objects is None else tuple(objects))
         labels = object_names(names) if len(names) == parts.num_objects else None
         figure = plot_demo(results, parts, labels)
         write_picture(lambda file: figure.savefig(file, dpi=110, format=out.suffix[1:].lower()))
@@ -272,7 +271,9 @@ def _infer_all(
 
     timed = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         for name in methods:
             task = bar.add_task(f"{name}: compiling, then inferring", total=None)
 

@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 from inference import cavi, exact
 from inference.result import Result
-from models.constellation import constellation
+from models.constellation import PARTS, constellation
 from models.errors import InputError
 from models.reading import Program
-from models.scenes import Scene
-from models.templates import shapes, stack
+from models.scenes import Scene, check_scene
+from models.templates import Parts, shapes, stack
 
 MatchPrior = Literal["doubly_stochastic", "permutation", "mixture"]
 Progress = Callable[[int, int], None]
@@ -61,6 +61,12 @@ def program_of(
     )
 
 
+@functools.cache
+def templates(objects: tuple[str, ...] | None = None) -> Parts:
+    """Templates of the named shapes, or the program's own."""
+    return PARTS if objects is None else stack(shapes(*objects))
+
+
 def infer(
     method: str,
     scene: Scene,
@@ -74,6 +80,8 @@ def infer(
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
     program = program_of(method, objects, precision)
+    parts = templates(None if objects is None else tuple(objects))
+    scene = check_scene(scene, parts.num_parts, parts.num_features)
     return METHODS[method].run(program, scene, seed, progress)
 
 
@@ -81,9 +89,7 @@ def infer(
 def _program(
     match_prior: MatchPrior, objects: tuple[str, ...] | None, precision: float | None
 ) -> Program:
-    given: dict[str, Any] = {"match_prior": match_prior}
-    if objects is not None:
-        given["parts"] = stack(shapes(*objects))
+    given: dict[str, Any] = {"match_prior": match_prior, "parts": templates(objects)}
     if precision is not None:
         given["precision"] = precision
     return functools.partial(constellation, **given)

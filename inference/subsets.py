@@ -24,14 +24,18 @@ class Injections(NamedTuple):
 
     subsets: Int[np.ndarray, " subsets"]
     """The subsets as bit masks, by size; those of one size stand together."""
-    blocks: tuple[tuple[int, int], ...]
-    """For each size: (number of subsets, injections of each); terms are stored in this order."""
-    point: Int[np.ndarray, "terms n"]
-    """The point of each part, or M for none."""
-    pattern: Int[np.ndarray, " terms"]
+    blocks: tuple["Block", ...]
+    """The injections, for each size of the subset."""
+
+
+class Block(NamedTuple):
+    """The injections of subsets of one size: every subset with every way to place it."""
+
+    points: Int[np.ndarray, "subsets size"]
+    parts: Int[np.ndarray, "ways size"]
+    """The part that each of the points gets."""
+    pattern: Int[np.ndarray, " ways"]
     """Which parts have a point, as a bit mask."""
-    subset: Int[np.ndarray, " terms"]
-    """The position in `subsets` of the points that are used."""
 
 
 class Level(NamedTuple):
@@ -80,27 +84,13 @@ def refuse_if_too_large(num_points: int, sizes: tuple[int, ...]) -> None:
 @functools.cache
 def injections(num_points: int, num_parts: int) -> Injections:
     """List them, by size of the subset, then by subset, then by injection."""
-    subsets, points, patterns, owners = [], [], [], []
-    blocks: list[tuple[int, int]] = []
+    blocks = []
     for size in range(min(num_points, num_parts) + 1):
-        chosen = np.array(list(itertools.combinations(range(num_points), size)), int)
+        points = np.array(list(itertools.combinations(range(num_points), size)), int)
         parts = np.array(list(itertools.permutations(range(num_parts), size)), int)
-        point = np.full((len(chosen), len(parts), num_parts), num_points)
-        for i in range(size):
-            point[:, np.arange(len(parts)), parts[:, i]] = chosen[:, i, None]
-        first = sum(count for count, _ in blocks)
-        subsets.append((1 << chosen).sum(axis=1))
-        patterns.append(np.tile((1 << parts).sum(axis=1), len(chosen)))
-        owners.append(np.repeat(first + np.arange(len(chosen)), len(parts)))
-        points.append(point.reshape(-1, num_parts))
-        blocks.append((len(chosen), len(parts)))
-    return Injections(
-        np.concatenate(subsets),
-        tuple(blocks),
-        np.concatenate(points),
-        np.concatenate(patterns),
-        np.concatenate(owners),
-    )
+        blocks.append(Block(points, parts, (1 << parts).sum(axis=1)))
+    subsets = np.concatenate([(1 << block.points).sum(axis=1) for block in blocks])
+    return Injections(subsets, tuple(blocks))
 
 
 @functools.cache
