@@ -1,7 +1,7 @@
 """Coordinate ascent in batch against the plain numpy form of the same updates.
 
-The reference, `tests/oracle_inference.py`, does one scene at a time as one would write it first. Both
-start from the same kind of random R; the ratio is of times for one scene and one restart.
+The reference, `tests/oracle_inference.py`, does one scene at a time as one would write it first.
+Both step from the same kind of random R; the ratio is of times for one scene and one restart.
 """
 
 import time

@@ -9,7 +9,8 @@ Three choices of q(Z), each maximising sum r log rho + H(R) over its own set wit
   makes the ELBO less log perm(A) a lower bound, and a tighter one.
 - `softmax`: every row by itself, the mixture model.
 
-Scene axes last. Each projection takes and returns a `carry`, its warm start for the next step.
+Scene axes last. Each projection takes and returns a `carry`, its warm start for the next step; the
+first step has none and starts `cold`.
 """
 
 import math
@@ -23,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 from guides.meanfield import matrix_sum
 from models.linalg import total
 from models.permanent import log_permanent
-from models.sinkhorn import refine
+from models.sinkhorn import Scaling, refine, scale
 
 EXACT_NORMALIZER = 16
 """Largest N for which the normaliser of a prior over permutations is computed exactly."""
@@ -43,7 +44,7 @@ class Projection(Protocol):
 
     def project(self, log_rho: Array, carry: Array, tolerance: float) -> Projected: ...
 
-    def start(self, log_rho: Array) -> Array: ...
+    def cold(self, log_rho: Array, tolerance: float) -> Projected: ...
 
     def log_normalizer(self, match_logits: Array) -> Array: ...
 
@@ -52,14 +53,17 @@ class sinkhorn:
     """Converged Sinkhorn scaling, warm-started from the last step's potentials."""
 
     @staticmethod
-    def start(log_rho: Float[Array, "N N *scenes"]) -> Float[Array, "N *scenes"]:
-        return jnp.zeros(log_rho.shape[1:])
+    def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
+        return sinkhorn._projected(scale(log_rho, tolerance))
 
     @staticmethod
     def project(
         log_rho: Float[Array, "N N *scenes"], carry: Float[Array, "N *scenes"], tolerance: float
     ) -> Projected:
-        scaled = refine(log_rho, carry, tolerance)
+        return sinkhorn._projected(refine(log_rho, carry, tolerance))
+
+    @staticmethod
+    def _projected(scaled: Scaling) -> Projected:
         entropy = -matrix_sum(xlogy(scaled.matrix, scaled.matrix))
         return Projected(scaled.matrix, entropy, scaled.potentials, scaled.error)
 
@@ -75,8 +79,8 @@ class bethe:
     """Belief propagation on the matching: the marginals of the Bethe permanent."""
 
     @staticmethod
-    def start(log_rho: Float[Array, "N N *scenes"]) -> Float[Array, "N N *scenes"]:
-        return jnp.zeros(log_rho.shape)
+    def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
+        return bethe.project(log_rho, jnp.zeros(log_rho.shape), tolerance)
 
     @staticmethod
     def project(
@@ -127,8 +131,8 @@ class softmax:
     """Rows by themselves, the mixture model (GCM-GMM)."""
 
     @staticmethod
-    def start(log_rho: Float[Array, "N N *scenes"]) -> Float[Array, "0 *scenes"]:
-        return jnp.zeros((0, *log_rho.shape[2:]))
+    def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
+        return softmax.project(log_rho, jnp.zeros((0, *log_rho.shape[2:])), tolerance)
 
     @staticmethod
     def project(
@@ -146,8 +150,11 @@ class softmax:
 class two_sweeps:
     """Sinkhorn stopped after two sweeps, columns then rows, as the published code does."""
 
-    start = softmax.start
     log_normalizer = sinkhorn.log_normalizer
+
+    @staticmethod
+    def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
+        return two_sweeps.project(log_rho, jnp.zeros((0, *log_rho.shape[2:])), tolerance)
 
     @staticmethod
     def project(

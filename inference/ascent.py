@@ -105,8 +105,7 @@ def _at_beta(model: Conjugate, precision: Precision, old: Array, new: Array) -> 
 def begin(model: Conjugate, projection: Projection, start: Start) -> State:
     """The state before the first step."""
     runs = start.beta.shape
-    carry = projection.start(start.weights)
-    projected = projection.project(start.weights, carry, 1e-9)
+    projected = projection.cold(start.weights, 1e-9)
     num_objects, pose_dim = model.pose_mean.shape[:2]
     nothing = jnp.full(runs, -jnp.inf, float)
     part_probs = None
@@ -114,7 +113,7 @@ def begin(model: Conjugate, projection: Projection, start: Start) -> State:
         part_probs = meanfield.update_part_probs(model, projected.match_probs)
     return State(
         match_probs=projected.match_probs,
-        carry=carry,
+        carry=projected.carry,
         precision=jax.tree.map(
             lambda x: jnp.broadcast_to(x, runs), meanfield.fixed_precision(model, start.beta)
         ),

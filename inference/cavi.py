@@ -72,10 +72,10 @@ def run(
     began = time.perf_counter()
     if restarts < 1:
         raise InputError(f"wanted at least one restart, got {restarts}; try 16")
-    check_program(program, scene.batch().take(0))
-    check_conjugate(program, scene.batch().take(0))
-    example = read(program, scene.batch().take(0))
-    scenes = check_scene(scene, example.parts.num_parts, example.parts.num_features).batch()
+    scenes = check_scene(scene).batch()
+    check_program(program, scenes.take(0))
+    check_conjugate(program, scenes.take(0))
+    example = read(program, scenes.take(0))
     is_mixture = example.match_family is MixtureMatch
     if projection == "auto":
         projection = "softmax" if is_mixture else "sinkhorn"

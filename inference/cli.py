@@ -1,11 +1,9 @@
 """The command line: `capsules`. Heavy imports wait until a command runs, so that help is quick."""
 
-import contextlib
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -200,7 +198,10 @@ def demo(
       [cyan]capsules demo --shapes square,pentagon --seed 2[/cyan]
       [cyan]capsules demo --scenes scenes.npz --index 3[/cyan]
     """
-    with _whole_file(out, PICTURE_FORMATS) as write_picture:
+    from models.scenes import whole_file
+
+    _check_picture_format(out)
+    with whole_file(out) as file:  # opened before the work: a bad path is found out at once
         _keep_compiled_code()
         from inference.methods import METHODS, templates
         from inference.plots import object_names, plot_demo
@@ -214,7 +215,7 @@ def demo(
         parts = templates(None if objects is None else tuple(objects))
         labels = object_names(names) if len(names) == parts.num_objects else None
         figure = plot_demo(results, parts, labels)
-        write_picture(lambda file: figure.savefig(file, dpi=110, format=out.suffix[1:].lower()))
+        figure.savefig(file, dpi=110, format=out.suffix[1:].lower())
     print(f"The picture is in {out}.")
 
 
@@ -361,52 +362,14 @@ def _keep_compiled_code() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
-@contextlib.contextmanager
-def _whole_file(
-    path: Path, formats: Sequence[str]
-) -> Iterator[Callable[[Callable[[Any], None]], None]]:
-    """A file that appears when the block has ended well, and not at all otherwise.
-
-    Makes a temporary file beside it at once, so a path that cannot be written is found out before
-    the work and not after it. Gives a function that takes a writer to a binary file.
-    """
+def _check_picture_format(path: Path) -> None:
     from models.errors import InputError
 
-    if path.suffix.lower() not in formats:
+    if path.suffix.lower() not in PICTURE_FORMATS:
         raise InputError(
-            f"the picture {path} should end in {', '.join(formats)}, which says its format, but "
-            f"ends in {path.suffix!r}; try demo.png"
+            f"the picture {path} should end in {', '.join(PICTURE_FORMATS)}, which says its "
+            f"format, but ends in {path.suffix!r}; try demo.png"
         )
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(21, "it is a folder")
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with open(descriptor, "wb") as file:
-            yield lambda write: write(file)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _unwritable(path: Path, error: OSError) -> Exception:
-    from models.errors import InputError
-
-    return InputError(
-        f"cannot write {path} ({error.strerror}); choose a folder that exists and is writable"
-    )
-
-
-def _umask() -> int:
-    """The permissions that new files do not get; it can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 if __name__ == "__main__":

@@ -36,11 +36,13 @@ def run(
 
     The result has `log_evidence`, exact match marginals, pose moments (of the mixture over matches
     that the pose posterior is) and, in `details`: `partitions`, the most probable partitions of the
-    points with their probabilities, and `best_match`, the part of each row in the best match.
+    points with their probabilities, and `best_match`, the part of each row in the best match. The
+    best match need not have the most probable partition, which sums over many matches, and where
+    identical objects tie the two may name them differently.
     """
     began = time.perf_counter()
-    example = _checked(program, scene.batch().take(0))
-    scenes = check_scene(scene, example.parts.num_parts, example.parts.num_features).batch()
+    scenes = check_scene(scene).batch()
+    example = _checked(program, scenes.take(0))
     # Rows are exchangeable in name only: the points are moved to the front, and moved back after.
     order = np.argsort(~scenes.present, axis=1, kind="stable")
     sizes = scenes.present.sum(axis=1)
@@ -76,8 +78,8 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     """
     if scene.is_batch:
         raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
-    example = _checked(program, scene)
-    scene = check_scene(scene, example.parts.num_parts, example.parts.num_features)
+    scene = check_scene(scene)
+    _checked(program, scene)
     order = np.argsort(~scene.present, kind="stable")
     num_points = int(scene.present.sum())
     front = _reorder(scene.batch(), order[None]).take(0)

@@ -151,7 +151,7 @@ def best_of_restarts(
             )
             places = np.r_[taken, np.full(block - len(runs), width)]  # the padding is dropped
             pool = engine.insert(_empty(new, width) if pool is None else pool, new, places)
-        if not len(queue) and (slots[:, 0] >= 0).sum() <= block < width:
+        if not len(queue) and (slots[:, 0] >= 0).sum() <= block < width == POOL:
             pool, slots, width = *_narrow(pool, slots, block), block
         pool = engine.advance(pool)
         done = np.flatnonzero(np.asarray(pool.state.done) & (slots[:, 0] >= 0))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from models.linalg import inverse_and_log_det, largest, total
 from models.reading import Conjugate
 
 MAX_HYPOTHESES = 512
@@ -78,8 +79,9 @@ def poses(
     tuple_key, *basis_keys = jax.random.split(basis_key, num_objects + 1)
     tuples = _tuples(tuple_key, len(model.points), structure.basis_size)
     closeness = jnp.stack(
-        [_closeness(k, sharp, structure, k_th, tuples) for k_th, k in enumerate(basis_keys)]
-    )
+        [_closeness(key, sharp, structure, k, tuples) for k, key in enumerate(basis_keys)]
+    )  # (K, N, most, H), hypotheses last: they are many, and sums run along them
+    of_points = largest(closeness, axis=2)
     absent = _ABSENT * _FLOOR * structure.valid.sum(axis=1)
     distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == structure.basis_size
 
@@ -87,56 +89,61 @@ def poses(
         state: tuple[Array, Array, Array], key: Array
     ) -> tuple[tuple[Array, Array, Array], None]:
         free, left, placed = state
-        open_points = jnp.where(free[:, None], closeness, -_FLOOR) + _FLOOR  # (K, H, N, most)
+        masked = jnp.where(free[:, None, None], closeness, 0.0)
         # Counted from both sides, so that two parts that share a point count once.
-        by_part, by_point = open_points.max(axis=2), open_points.max(axis=3)
-        score = jnp.minimum(by_part.sum(axis=-1), by_point.sum(axis=-1)) - absent[:, None]
+        by_part = total(largest(masked, axis=1), axis=1)
+        by_point = total(jnp.where(free[:, None], of_points, 0.0), axis=1)
+        score = jnp.minimum(by_part, by_point) - absent[:, None]
         possible = left[:, None] & (distinct & free[tuples].all(axis=1))
         logits = jnp.append(jnp.where(possible, score, -jnp.inf).ravel(), 0.0)
         choice = jax.random.categorical(key, logits)
         k, hypothesis = jnp.divmod(choice, len(tuples))
         none = k == num_objects
         k = jnp.where(none, 0, k)
-        chosen = closeness[k, hypothesis]
-        claimed = free & (chosen > -0.5 * _FLOOR).any(axis=1)
+        chosen = closeness[k, :, :, hypothesis]
+        claimed = free & (chosen > 0.5 * _FLOOR).any(axis=1)
         new = (free & ~claimed, left.at[k].set(False), placed.at[k].set(chosen))
         return jax.tree.map(lambda old, new: jnp.where(none, old, new), state, new), None
 
     start = (
         model.seen.any(axis=1),
         jnp.ones(num_objects, bool),
-        jnp.full((num_objects, len(model.points), most), -0.5 * _FLOOR),
+        jnp.full((num_objects, len(model.points), most), 0.5 * _FLOOR, jnp.float32),
     )
     (_, _, placed), _ = jax.lax.scan(place, start, jax.random.split(key, num_objects))
     weights = jnp.zeros(model.match_logits.shape)
     for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
         weights = weights.at[:, members[valid]].set(placed[k][:, valid])
-    weights = jnp.where(model.seen.any(axis=1)[:, None], weights, 0.0)
+    weights = jnp.where(model.seen.any(axis=1)[:, None], weights, _FLOOR)
     return Start(_where_allowed(model, weights), beta)
 
 
 def _closeness(
     key: Array, model: Conjugate, structure: Structure, k: int, tuples: Int[Array, "H size"]
-) -> Float[Array, "H N most"]:
+) -> Float[Array, "N most H"]:
     """How close each point is to each part of object k, under the pose that each tuple fixes.
 
-    In nats, from 0 for a point that sits on the part down to the floor.
+    In nats, from `_FLOOR` for a point that sits on the part down to zero.
     """
     members, valid = structure.members[k], structure.valid[k]
     basis = jax.random.permutation(key, np.flatnonzero(valid))[: structure.basis_size]
     parts = jax.tree.map(lambda x: x[members], model.parts)
     weight = parts.feature_mask / parts.variance
     F, w = parts.F[basis], weight[basis]
-    prior_precision = jnp.linalg.inv(model.pose_covariance[k])
-    precision = prior_precision + jnp.einsum("bdp,bd,bdq->pq", F, w, F)  # eq. Lambda_k
-    votes = jnp.einsum("bdp,bd,hbd->hp", F, w, model.points[tuples] - parts.offset[basis])
-    pose = (votes + prior_precision @ model.pose_mean[k]) @ jnp.linalg.inv(precision)  # eq. mu_k
-    predicted = jnp.einsum("ndp,hp->hnd", parts.F, pose) + parts.offset
-    residual = model.points[:, None] - predicted[:, None]  # (H, N, most, d)
-    energy = (residual**2 * weight * model.seen[:, None]).sum(axis=-1)
+    prior_precision, _ = inverse_and_log_det(model.pose_covariance[k])
+    covariance, _ = inverse_and_log_det(
+        prior_precision + jnp.einsum("bdp,bd,bdq->pq", F, w, F)  # eq. Lambda_k
+    )
+    votes = jnp.einsum("bdp,bd,hbd->ph", F, w, model.points[tuples] - parts.offset[basis])
+    pose = covariance @ (votes + (prior_precision @ model.pose_mean[k])[:, None])  # eq. mu_k
+    predicted = jnp.einsum("ndp,ph->ndh", parts.F, pose) + parts.offset[..., None]
+    energy: Any = 0.0
+    for j in range(predicted.shape[1]):
+        residual = model.points[:, None, j, None] - predicted[:, j]
+        energy = energy + weight[:, j, None] * model.seen[:, None, j, None] * residual**2
     allowed = valid & model.seen.any(axis=1)[:, None] & jnp.isfinite(model.match_logits[:, members])
-    closeness = jnp.where(allowed, jnp.maximum(-0.5 * energy, -_FLOOR), -_FLOOR)
-    return closeness.astype(jnp.float32)  # seven digits of at most ten nats, at half the traffic
+    closeness = jnp.where(allowed[..., None], jnp.maximum(_FLOOR - 0.5 * energy, 0.0), 0.0)
+    return closeness.astype(jnp.float32)  # seven digits of ten nats, at half the traffic
 
 
 def _where_allowed(model: Conjugate, weights: Float[Array, "N N"]) -> Float[Array, "N N"]:

@@ -25,7 +25,7 @@ from models import AnyArray
 from models.errors import ConjugacyError, InputError
 from models.likelihood import MarginalParts, MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.scenes import Scene
+from models.scenes import Scene, check_scene
 from models.templates import Parts
 
 Program = Callable[..., Any]
@@ -340,9 +340,9 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def check_program(program: Program, scene: Scene) -> None:
-    """Say in a sentence if a program cannot be run at all on a scene's points."""
+    """Say in a sentence if a program cannot be run on a scene at all."""
     try:
-        _sites(program, scene, lambda site: _placeholder(site, {}))
+        sites = _sites(program, scene, lambda site: _placeholder(site, {}))
     except InputError:
         raise
     except TypeError as error:
@@ -350,3 +350,6 @@ def check_program(program: Program, scene: Scene) -> None:
             f"the program does not take the scene's {', '.join(scene.observed)} ({error}); a "
             "program is a function of `points` and `present`"
         ) from error
+    likelihood = sites["points"]["fn"] if "points" in sites else None
+    if isinstance(likelihood, MatchedParts):
+        check_scene(scene, *likelihood.event_shape)

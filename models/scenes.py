@@ -1,10 +1,12 @@
 """Scenes: the observed points, padded to one row for each part, and the files that hold them."""
 
+import contextlib
+import errno
 import os
-import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -118,7 +120,7 @@ def load_scenes(path: str | Path, *, limit: int | None = None) -> Scene:
     if not path.exists():
         raise InputError(f"there is no file {path}; `capsules sample` writes one")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
         raise InputError(
@@ -157,15 +159,24 @@ def save_scenes(path: str | Path, scene: Scene) -> None:
     if scene.object is not None:
         arrays["object"] = scene.object
     path = Path(path)
+    with whole_file(path) as file:
+        np.savez_compressed(file, **arrays)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that appears under its name when it is complete, and never before."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            np.savez_compressed(file, **arrays)
-        os.replace(file.name, path)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, path)
     except OSError as error:
-        if "file" in locals():
-            Path(file.name).unlink(missing_ok=True)
         raise InputError(
             f"cannot write {path} ({error.strerror}); choose a folder that exists and is writable"
         ) from error
+    finally:
+        with contextlib.suppress(OSError):  # the folder may not even exist
+            part.unlink(missing_ok=True)

@@ -35,6 +35,7 @@ _LINE = (0.25, 1.0, 4.0)  # multiples of the Newton step that are tried
 _FIRST_ITERATIONS = 3  # for a whole batch
 _MAX_ITERATIONS = 200  # for what is left; more than 30 have not been seen
 _PATIENCE = 40  # iterations from a warm start before starting cold
+_SMALL_BATCH = 64
 _SHARE = 8  # one in so many of a batch, the worst first, is worked on after the first iterations
 _EASY_SPREAD = 8.0  # nats between entries that Newton takes from a cold start
 _LONGEST_STEP = 30.0  # nats; a step from a nearly flat spot is not to be trusted further
@@ -86,9 +87,13 @@ def refine(
     the others for the worst eighth, and again for the worst eighth of what is then left.
     """
     batched = jnp.maximum(logits, _LOG_ZERO).reshape(*logits.shape[:2], -1)
-    count = -(-batched.shape[-1] // _SHARE)
     warm = potentials.reshape(len(potentials), -1)
-    state = _search(batched, warm, jnp.zeros(warm.shape[1:]), tolerance, _FIRST_ITERATIONS)
+    own_temperature = jnp.zeros(warm.shape[1:])
+    if batched.shape[-1] <= _SMALL_BATCH:  # not worth the compilation of a second search
+        state = _search(batched, warm, own_temperature, tolerance, _MAX_ITERATIONS)
+        return _unflatten(state, logits.shape)
+    state = _search(batched, warm, own_temperature, tolerance, _FIRST_ITERATIONS)
+    count = -(-batched.shape[-1] // _SHARE)
 
     def unfinished(loop: tuple[Scaling, Int[Array, ""]]) -> Bool[Array, ""]:
         return jnp.any(loop[0].error > tolerance) & (loop[1] < 2 * _SHARE)

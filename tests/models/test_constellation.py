@@ -10,12 +10,15 @@ from models.constellation import (
     constellation,
     mixture_constellation,
     permutation_constellation,
+    published_mixture,
     uniform_match,
 )
 from models.errors import InputError
 from models.geometry import translation
 from models.likelihood import MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.reading import check_conjugate, read
+from models.scenes import make_scene
 from models.templates import Parts, stack
 
 # Parts that are not centred, so that the mean of a scene is not zero.
@@ -58,7 +61,7 @@ def scene_moments(parts: Parts, variant: str, precision: float) -> tuple[np.ndar
 
 @each_variant
 @pytest.mark.parametrize(
-    ("parts", "draws"), [(PARTS, 10_000), (OFF_CENTRE, 40_000)], ids=["shapes", "off_centre"]
+    ("parts", "draws"), [(PARTS, 5_000), (OFF_CENTRE, 20_000)], ids=["shapes", "off_centre"]
 )
 def test_prior_draws_have_the_closed_form_moments(variant, parts, draws):
     program, _ = VARIANTS[variant]
@@ -109,6 +112,18 @@ def test_the_templates_are_two_squares_and_a_triangle():
         own = coordinates[PARTS.owner == k]
         np.testing.assert_allclose(own.mean(axis=0), 0, atol=1e-12)
         np.testing.assert_allclose(np.mean(np.sum(own**2, axis=1)), 1)
+
+
+def test_the_published_mixture_is_centred_on_the_points():
+    """With a Dirichlet(1) over the parts, and conjugate."""
+    scene = make_scene(np.random.default_rng(0).normal([3, 5], 1, (6, 2)), 11)
+    check_conjugate(published_mixture, scene)
+    pieces = read(published_mixture, scene)
+    centre = scene.points[:6].mean(axis=0)
+    np.testing.assert_allclose(pieces.pose_mean, np.tile([*centre, 0, 0], (3, 1)))
+    np.testing.assert_allclose(pieces.pose_covariance, np.stack([np.eye(4)] * 3))
+    np.testing.assert_array_equal(pieces.part_prior, np.ones(11))
+    assert pieces.match_family is MixtureMatch
 
 
 def test_an_unknown_match_prior_is_named():

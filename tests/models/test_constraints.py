@@ -74,7 +74,7 @@ def test_back_and_there(logits):
     np.testing.assert_allclose(forward(transform.inv(matrix)), matrix, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_jacobian_is_that_of_the_free_block(size):
     rng = np.random.default_rng(size)
 

@@ -324,7 +324,9 @@ def test_a_batch_is_the_loop(make):
     np.testing.assert_allclose(together, alone, rtol=1e-11)
     mapped = jax.jit(jax.vmap(lambda scene: make(scene).log_prob(scene.points)))(batch)
     np.testing.assert_allclose(mapped, alone, rtol=1e-11)
-    assert draw(likelihood, jax.random.key(0)).shape == (DRAWS, 3, N, D)
+    assert likelihood.shape((2,)) == (2, 3, N, D)
+    few = jax.jit(lambda likelihood, key: likelihood.sample(key, (2,)))
+    assert few(likelihood, jax.random.key(0)).shape == (2, 3, N, D)
 
 
 @pytest.mark.parametrize("make", [matched, marginal])

@@ -271,6 +271,18 @@ def without_match(points, present):
     numpyro.sample("points", MatchedParts(np.eye(N), pose, PARTS, present=present), obs=points)
 
 
+def without_pose(points, present):
+    match = numpyro.sample("match", PRIORS["permutation"])
+    poses = np.zeros((K, P))
+    numpyro.sample("points", MatchedParts(match, poses, PARTS, present=present), obs=points)
+
+
+def without_points(points, present):
+    with numpyro.plate("object", K):
+        numpyro.sample("pose", NORMAL)
+    numpyro.sample("match", PRIORS["permutation"])
+
+
 def other_likelihood(points, present):
     with numpyro.plate("object", K):
         numpyro.sample("pose", NORMAL)
@@ -347,6 +359,8 @@ REFUSED = {
     ),
     "match_prior_from_pose": (match_prior_from_the_pose, "match", "changes with another", "not"),
     "no_match": (without_match, "match", "no such site, only pose, points", "the site"),
+    "no_pose": (without_pose, "pose", "no such site, only match, points", "the site"),
+    "no_points": (without_points, "points", "no such site, only pose, match", "the site"),
     "other_match": (other_match, "match", "Independent", "PermutationMatch"),
     "other_likelihood": (other_likelihood, "points", "Independent", "MatchedParts"),
     "factor_on_the_pose": (

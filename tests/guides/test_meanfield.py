@@ -1,0 +1,373 @@
+"""The coordinate updates and the closed-form ELBO: against plain numpy, and never downhill."""
+
+import dataclasses
+import functools
+from math import lgamma, log
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.distributions import biject_to, kl_divergence
+
+from guides import meanfield
+from guides.meanfield import PoseFactor
+from guides.projections import PROJECTIONS
+from inference import cavi, starts
+from inference.cavi import Schedule
+from inference.starts import Start
+from models.constraints import doubly_stochastic
+from models.likelihood import MatchedParts
+from models.linalg import inverse_and_log_det
+from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch, typed_probs
+from models.reading import read, read_batch, what_varies
+from models.scenes import Scene
+from models.templates import shapes, stack
+from tests import oracle, oracle_inference
+from tests.problems import DESIGNS, make_problem, random_match, stack_problems
+
+PARTS = stack(shapes("square", "triangle", "square"))
+N, K, P = PARTS.num_parts, PARTS.num_objects, PARTS.pose_dim
+
+
+def problems_of(name, count, *, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    rows = len(DESIGNS[name].owner)
+    kinds = ("uniform", "random", "typed")
+    return [
+        make_problem(
+            rng,
+            DESIGNS[name],
+            int(rng.integers(1, rows + 1)),
+            logits=kinds[i % 3],
+            precision=float(10 ** rng.uniform(-0.7, 0.7)),
+            **options,
+        )
+        for i in range(count)
+    ]
+
+
+# --- one coordinate step ------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def one_round(model, owner, projection_name, match_probs, beta):
+    """Poses, weights, R and ELBO by the functions of the guide, put together here."""
+    owner, projection = np.array(owner), PROJECTIONS[projection_name]
+    precision = meanfield.fixed_precision(model, beta)
+    pose = meanfield.update_pose(model, owner, match_probs, precision)
+    energy = meanfield.expected_energy(model, owner, pose)
+    log_likelihood = meanfield.expected_log_likelihood(model, energy, precision)
+    log_rho = meanfield.match_log_weights(model, log_likelihood, None)
+    projected = projection.project(log_rho, projection.start(log_rho), 1e-13)
+    normalizer = projection.log_normalizer(model.match_logits)
+    terms = meanfield.elbo_terms(
+        model, projected.match_probs, projected.entropy, normalizer, pose, log_likelihood,
+        precision, None,
+    )  # fmt: skip
+    return pose, log_likelihood, projected.match_probs, terms
+
+
+@pytest.mark.parametrize("projection", ["sinkhorn", "softmax"])
+@pytest.mark.parametrize("missing_features", [False, True])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_a_step_is_that_of_the_plain_reference(design, missing_features, projection):
+    problems = problems_of(design, 12, missing_features=missing_features)
+    family = "mixture" if projection == "softmax" else "permutation"
+    model = stack_problems(problems, family).conjugate()
+    rng = np.random.default_rng(1)
+    match_probs = random_match(rng, len(problems[0].points), len(problems))
+    beta = rng.uniform(0.1, 2.0, len(problems))
+    pose, log_likelihood, new_match, terms = one_round(
+        model, DESIGNS[design].owner, projection, match_probs, beta
+    )
+    for i, problem in enumerate(problems):
+        mean, covariance = oracle_inference.update_pose(problem, match_probs[..., i], beta[i])
+        np.testing.assert_allclose(pose.mean[..., i].T, mean, atol=1e-9, rtol=1e-9)
+        np.testing.assert_allclose(
+            np.moveaxis(pose.covariance[..., i], 2, 0), covariance, atol=1e-9, rtol=1e-9
+        )
+        table = oracle_inference.expected_log_likelihood(problem, mean, covariance, beta[i])
+        np.testing.assert_allclose(log_likelihood[..., i], table, atol=1e-9, rtol=1e-9)
+        if projection == "sinkhorn":
+            rows = len(problem.points)
+            normaliser = oracle.log_permanent(problem.match_logits)
+            normaliser -= oracle.log_van_der_waerden(rows)
+        else:
+            normaliser = float(np.logaddexp.reduce(problem.match_logits, axis=1).sum())
+        step = oracle_inference.coordinate_step(
+            problem,
+            match_probs[..., i],
+            beta[i],
+            log_normaliser=normaliser,
+            tolerance=1e-12,
+            projection=projection,
+        )
+        np.testing.assert_allclose(new_match[..., i], step.match_probs, atol=1e-9)
+        np.testing.assert_allclose(terms.log_likelihood[i], step.elbo.log_likelihood, rtol=1e-9)
+        np.testing.assert_allclose(terms.pose[i], step.elbo.pose, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(terms.match[i], step.elbo.match, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(terms.elbo[i], step.elbo.total, rtol=1e-9)
+        assert terms.precision[i] == 0
+
+
+# --- never downhill -----------------------------------------------------------------------------
+
+
+def program(
+    points=None,
+    present=None,
+    point_type=None,
+    *,
+    family="doubly_stochastic",
+    typed=False,
+    precision=None,
+    gamma=None,
+    dirichlet=None,
+    logits=None,
+):
+    """The constellations with every piece exchangeable; the precision may be the scene's own.
+
+    Where `precision` is None it is 10 to the power of the first row's type.
+    """
+    with numpyro.plate("object", K):
+        pose = numpyro.sample("pose", dist.MultivariateNormal(np.zeros(P), np.eye(P)))
+    if gamma is not None:
+        precision = numpyro.sample("precision", dist.Gamma(*gamma))
+    elif precision is None:
+        precision = 10.0 ** point_type[0]
+    if dirichlet is not None:
+        part_probs = numpyro.sample("part_probs", dist.Dirichlet(np.full(N, dirichlet)))
+        prior = MixtureMatch(jnp.broadcast_to(jnp.log(part_probs), (N, N)))
+    elif typed:
+        probs = typed_probs(point_type, present, np.arange(N) % 3)
+        prior = DoublyStochasticMatch(probs)
+    else:
+        weights = np.full((N, N), -np.log(N)) if logits is None else logits
+        prior = {
+            "doubly_stochastic": lambda: DoublyStochasticMatch(jnp.exp(weights)),
+            "permutation": lambda: PermutationMatch(weights),
+            "mixture": lambda: MixtureMatch(weights),
+        }[family]()
+    match = numpyro.sample("match", prior)
+    likelihood = MatchedParts(match, pose, PARTS, precision=precision, present=present)
+    return numpyro.sample("points", likelihood, obs=points)
+
+
+def random_scenes(count, *, seed=0, typed=False):
+    """Constellations of some of the parts, with noise, stray points and duplicates among them."""
+    rng = np.random.default_rng(seed)
+    poses = rng.normal(size=(count, K, P)) * [1, 1, 0.5, 0.5]
+    predicted = np.asarray(PARTS.predict(jnp.asarray(poses)))
+    points = predicted + rng.normal(size=predicted.shape) * 10.0 ** -rng.uniform(
+        0, 4, (count, 1, 1)
+    )
+    points[rng.uniform(size=count) < 0.2] = rng.normal(size=points.shape[1:])
+    double = rng.uniform(size=count) < 0.1
+    points[double, 1] = points[double, 0]
+    present = rng.uniform(size=(count, N)) < rng.uniform(0.2, 1, (count, 1))
+    present[np.arange(count), rng.integers(N, size=count)] = True
+    kind = np.broadcast_to(np.arange(N) % 3, (count, N))
+    exponent = np.broadcast_to(rng.integers(0, 9, size=(count, 1)), (count, N))
+    points = np.where(present[..., None], points, 0.0)
+    return Scene(points, present, point_type=kind if typed else exponent)
+
+
+MONOTONE = {
+    "sinkhorn": ("sinkhorn", {}),
+    "bethe": ("bethe", {}),
+    "softmax": ("softmax", {"family": "mixture"}),
+    "sinkhorn, random prior": (
+        "sinkhorn",
+        {"family": "permutation", "logits": np.random.default_rng(0).normal(size=(N, N)) * 2},
+    ),
+    "sinkhorn, typed": ("sinkhorn", {"typed": True, "precision": 1e4}),
+    "bethe, typed": ("bethe", {"typed": True, "precision": 1e2}),
+    "sinkhorn, gamma": ("sinkhorn", {"gamma": (2.0, 0.5)}),
+    "softmax, gamma": ("softmax", {"family": "mixture", "gamma": (1.0, 0.01)}),
+    "softmax, dirichlet": ("softmax", {"dirichlet": 1.0}),
+    "softmax, sparse dirichlet, gamma": ("softmax", {"dirichlet": 0.1, "gamma": (3.0, 0.1)}),
+}
+STEPS = 20
+
+
+@pytest.mark.parametrize("case", MONOTONE)
+def test_no_step_at_fixed_beta_lowers_the_elbo(case):
+    projection_name, options = MONOTONE[case]
+    this = functools.partial(program, **options)
+    count = 64 if projection_name == "bethe" else 400
+    scenes = random_scenes(count, seed=len(case), typed=options.get("typed", False))
+    rng = np.random.default_rng(3)
+    beta = 10.0 ** rng.uniform(-2, 0, count)
+    states, model = follow(this, scenes, projection_name, beta)
+    match_probs, elbo = np.asarray(states.match_probs), np.asarray(states.terms.elbo)
+    assert np.isfinite(elbo).all()
+    fall = elbo[:-1] - elbo[1:]
+    assert (fall <= 1e-8 * np.maximum(1, np.abs(elbo[1:]))).all()
+    assert (elbo[-1] > elbo[0] + 1e-3).mean() > 0.5  # something happened
+    assert match_probs.min() >= 0
+    np.testing.assert_allclose(match_probs.sum(axis=2), 1, atol=1e-6)
+    if projection_name != "softmax":
+        np.testing.assert_allclose(match_probs.sum(axis=1), 1, atol=1e-6)
+    if "typed" in options:
+        forbidden = ~np.isfinite(np.asarray(model.match_logits))
+        assert forbidden.any()
+        assert (match_probs[:, forbidden] < 1e-12).all()
+
+
+def follow(this, scenes, projection_name, beta):
+    """The states after each of some steps, each scene at a beta of its own."""
+    projection = PROJECTIONS[projection_name]
+    example = read(this, scenes.take(0))
+    structure = starts.structure(example)
+    varies = what_varies(this, scenes.take(0))
+    # Never settled, so beta stays where it is.
+    schedule = Schedule(beta_start=1.0, beta_max=np.inf, tolerance=0.0, max_steps=10_000)
+
+    @jax.jit
+    def states(scenes, keys, beta):
+        model = read_batch(this, scenes, varies)
+
+        def start(scene, key):
+            return starts.uniform(key, read(this, scene), structure, 1.0, 1.0).weights
+
+        weights = jax.vmap(start, out_axes=-1)(scenes, keys)
+        first = cavi.begin(model, projection, Start(weights, beta))
+        normalizer = projection.log_normalizer(model.match_logits)
+
+        def one(state, _):
+            new = cavi.step(model, structure, projection, normalizer, state, schedule, 1e-12)
+            return new, new
+
+        return jax.lax.scan(one, first, None, STEPS)[1], model
+
+    keys = jax.random.split(jax.random.key(0), len(beta))
+    return states(Scene(**scenes.observed), keys, jnp.asarray(beta))
+
+
+# --- stationary ---------------------------------------------------------------------------------
+
+
+def test_the_gradient_vanishes_at_a_fixed_point():
+    rng = np.random.default_rng(5)
+    design = DESIGNS["similarity"]
+    problems = [
+        make_problem(rng, design, int(m), logits=kind, precision=0.2)
+        for m in (3, 5)
+        for kind in ("uniform", "random")
+    ]
+    stacked = stack_problems(problems, "doubly_stochastic")
+    schedule = Schedule(beta_start=0.5, tolerance=1e-12, max_steps=5_000)
+    result = cavi.run(stacked.program, stacked.scenes, 0, restarts=1, schedule=schedule)
+    transform = biject_to(doubly_stochastic)
+    owner = np.array(design.owner)
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=1)
+    def gradient(scene, parameters):
+        model = read(stacked.program, scene)
+        free, mean, factor = parameters
+        match_probs = transform(free)
+        covariance = jnp.einsum("kpr,kqr->kpq", factor, factor)
+        _, log_det = inverse_and_log_det(jnp.moveaxis(covariance, 0, -1))
+        pose = PoseFactor(mean.T, jnp.moveaxis(covariance, 0, -1), -log_det)
+        precision = meanfield.fixed_precision(model, jnp.ones(()))
+        energy = meanfield.expected_energy(model, owner, pose)
+        log_likelihood = meanfield.expected_log_likelihood(model, energy, precision)
+        entropy = -(match_probs * jnp.log(match_probs)).sum()
+        terms = meanfield.elbo_terms(
+            model, match_probs, entropy, jnp.zeros(()), pose, log_likelihood, precision, None
+        )
+        return terms.elbo
+
+    for i in range(len(problems)):
+        match_probs = result.match_probs[i]
+        assert match_probs.min() > 1e-12, "choose a lower precision: R is not in the interior"
+        parameters = (
+            transform.inv(jnp.asarray(match_probs)),
+            jnp.asarray(result.pose_mean[i]),
+            jnp.linalg.cholesky(result.pose_covariance[i]),
+        )
+        scene = Scene(**stacked.scenes.take(i).observed)
+        for piece in gradient(scene, parameters):
+            np.testing.assert_allclose(piece, 0, atol=1e-5)
+        elsewhere = jax.tree.map(lambda x: x + 0.01, parameters)
+        assert max(float(np.abs(g).max()) for g in gradient(scene, elsewhere)) > 1e-4
+
+
+# --- unknown precision, unknown part probabilities ----------------------------------------------
+
+
+def test_the_precision_factor_is_the_one_derived_by_hand():
+    problems = problems_of("interleaved", 6, missing_features=True)
+    model = stack_problems(problems).conjugate()
+    prior = (2.0, 0.7)
+    model = dataclasses.replace(model, precision_prior=np.array(prior)[:, None])
+    rng = np.random.default_rng(2)
+    match_probs = random_match(rng, 5, 6)
+    beta = rng.uniform(0.2, 1.5, 6)
+    owner = np.array(DESIGNS["interleaved"].owner)
+    start = meanfield.fixed_precision(model, jnp.asarray(beta))
+    pose = meanfield.update_pose(model, owner, match_probs, start)
+    energy = meanfield.expected_energy(model, owner, pose)
+    found = meanfield.update_precision(model, jnp.asarray(match_probs), energy, jnp.asarray(beta))
+    for i, problem in enumerate(problems):
+        scaled = beta[i] * prior[0] / prior[1]
+        mean, covariance = oracle_inference.update_pose(problem, match_probs[..., i], scaled)
+        np.testing.assert_allclose(pose.mean[..., i].T, mean, rtol=1e-9)
+        a, b = oracle_inference.precision_factor(
+            problem, match_probs[..., i], mean, covariance, prior, beta[i]
+        )
+        np.testing.assert_allclose(found.mean[i], beta[i] * a / b, rtol=1e-9)
+        np.testing.assert_allclose(found.kl[i], oracle_inference.gamma_kl(a, b, *prior), atol=1e-6)
+        step = 1e-5  # E log tau = d/da log integral tau^(a-1) exp(-b tau)
+        log_mean = (lgamma(a + step) - lgamma(a - step)) / (2 * step) - log(b)
+        np.testing.assert_allclose(found.log_mean[i], log(beta[i]) + log_mean, atol=1e-8)
+
+
+def test_the_part_probabilities_count_the_points_of_each_part():
+    this = functools.partial(program, dirichlet=0.7, precision=10.0)
+    scenes = random_scenes(4)
+    model = read_batch(this, scenes, what_varies(this, scenes.take(0)))
+    rng = np.random.default_rng(0)
+    match_probs = random_match(rng, N, 4)
+    found = meanfield.update_part_probs(model, jnp.asarray(match_probs))
+    for i in range(4):
+        counts = match_probs[scenes.present[i], :, i].sum(axis=0)
+        posterior = dist.Dirichlet(0.7 + counts)
+        draws = np.random.default_rng(0).dirichlet(0.7 + counts, 200_000)
+        logs = np.log(np.maximum(draws, 1e-300))
+        error = logs.std(axis=0) / np.sqrt(len(draws))
+        assert (np.abs(found.log_mean[:, i] - logs.mean(axis=0)) < 5 * error).all()
+        prior = dist.Dirichlet(np.full(N, 0.7))
+        np.testing.assert_allclose(found.kl[i], kl_divergence(posterior, prior), rtol=1e-9)
+
+
+@pytest.mark.parametrize("truth", [30.0, 3000.0])
+def test_with_much_data_the_precision_is_found(truth):
+    """Forty parts of one object, matched as they are: half a unit of tau for each coordinate."""
+    rng = np.random.default_rng(0)
+    template = rng.normal(size=(40, 2))
+    parts = stack([template])
+
+    def unknown_noise(points=None, present=None):
+        with numpyro.plate("object", 1):
+            pose = numpyro.sample("pose", dist.MultivariateNormal(np.zeros(4), np.eye(4)))
+        precision = numpyro.sample("precision", dist.Gamma(1.0, 1e-3))
+        match = numpyro.sample("match", PermutationMatch(30.0 * np.eye(40)))
+        likelihood = MatchedParts(match, pose, parts, precision=precision, present=present)
+        return numpyro.sample("points", likelihood, obs=points)
+
+    exact_points = np.asarray(parts.predict(jnp.array([[0.3, -0.2, 0.8, 0.5]])))
+    points = exact_points + rng.normal(size=(40, 2)) / np.sqrt(truth)
+    scene = Scene(points, np.ones(40, bool))
+    result = cavi.run(unknown_noise, scene, 0, restarts=1, start="poses")
+    assert result.converged
+    np.testing.assert_allclose(np.diag(result.match_probs), 1, atol=1e-3)
+    residual = points - np.asarray(parts.predict(jnp.asarray(result.pose_mean)))
+    # 76 degrees of freedom: their own standard error is 16 %.
+    np.testing.assert_allclose(76 / np.sum(residual**2), truth, rtol=0.5)
+    spread = np.sqrt(np.trace(result.pose_covariance[0][:2, :2]) / 2)
+    np.testing.assert_allclose(spread, 1 / np.sqrt(40 * truth), rtol=0.3)

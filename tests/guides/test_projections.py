@@ -1,0 +1,155 @@
+"""Projections of weights to match probabilities, each a maximiser and the right kind of bound."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from guides.projections import EXACT_NORMALIZER, PROJECTIONS, bethe, sinkhorn, softmax
+from tests import oracle, oracle_inference
+
+SIZE = 5
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def project(name, log_rho):
+    projection = PROJECTIONS[name]
+    return projection.project(log_rho, projection.start(log_rho), 1e-12)
+
+
+def weights(count, scale, seed=0, size=SIZE):
+    """Log weights with the batch last."""
+    return np.random.default_rng(seed).normal(size=(size, size, count)) * scale
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_sinkhorn_is_the_scaling_of_the_plain_reference(scale):
+    log_rho = weights(8, scale)
+    found = project("sinkhorn", log_rho)
+    for i in range(8):
+        wanted = oracle_inference.sinkhorn(log_rho[..., i], 1e-12)
+        np.testing.assert_allclose(found.match_probs[..., i], wanted, atol=1e-9)
+        np.testing.assert_allclose(found.entropy[i], oracle.entropy(wanted), atol=1e-8)
+
+
+def test_softmax_is_that_of_the_rows():
+    log_rho = weights(8, 3.0)
+    found = project("softmax", log_rho)
+    for i in range(8):
+        wanted = oracle_inference.softmax(log_rho[..., i])
+        np.testing.assert_allclose(found.match_probs[..., i], wanted, atol=1e-12)
+        np.testing.assert_allclose(found.entropy[i], oracle.entropy(wanted), atol=1e-9)
+
+
+def test_two_sweeps_are_two_of_the_reference():
+    log_rho = weights(4, 2.0)
+    found = project("two_sweeps", log_rho)
+    for i in range(4):
+        wanted = oracle_inference.sinkhorn(log_rho[..., i], 0.0, max_sweeps=2)
+        np.testing.assert_allclose(found.match_probs[..., i], wanted, atol=1e-12)
+        error = np.abs(wanted.sum(axis=0) - 1).max()
+        np.testing.assert_allclose(found.error[i], error, atol=1e-12)
+
+
+def bethe_entropy(r):
+    return -np.sum(r * np.log(r)) + np.sum((1 - r) * np.log(1 - r))
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
+def test_the_projection_maximises_its_objective(name):
+    """No doubly stochastic matrix nearby has more of sum r log rho + H(r)."""
+    entropy = {"sinkhorn": oracle.entropy, "bethe": bethe_entropy}[name]
+    log_rho = weights(6, 2.0, seed=1)
+    found = project(name, log_rho)
+    rng = np.random.default_rng(2)
+    for i in range(6):
+        r = np.asarray(found.match_probs[..., i])
+        best = np.sum(r * log_rho[..., i]) + entropy(r)
+        np.testing.assert_allclose(entropy(r), found.entropy[i], atol=1e-9)
+        for _ in range(50):
+            other = oracle.sinkhorn(np.log(r) + rng.normal(size=r.shape) * 10 ** rng.uniform(-2, 1))
+            other = 0.999 * other + 0.001 / SIZE
+            value = np.sum(other * log_rho[..., i]) + entropy(other)
+            assert value <= best + 1e-9
+        np.testing.assert_allclose(r.sum(axis=0), 1, atol=1e-9)
+        np.testing.assert_allclose(r.sum(axis=1), 1, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0, 50.0])
+def test_both_are_lower_bounds_of_the_permanent_and_bethe_the_tighter(scale):
+    """Van der Waerden's inequality for one, Gurvits' for the other."""
+    log_rho = weights(40, scale, seed=3)
+    objective = {}
+    for name, gain in (("sinkhorn", oracle.log_van_der_waerden(SIZE)), ("bethe", 0.0)):
+        found = project(name, log_rho)
+        energy = np.where(found.match_probs > 0, found.match_probs * log_rho, 0).sum(axis=(0, 1))
+        objective[name] = energy + np.asarray(found.entropy) + gain
+    exact = np.array([oracle.log_permanent(log_rho[..., i]) for i in range(40)])
+    for value in objective.values():
+        assert (value <= exact + 1e-8).all()
+    assert (objective["bethe"] >= objective["sinkhorn"] - 1e-8).all()
+    if scale < 10:
+        assert (objective["bethe"] > objective["sinkhorn"] + 1e-3).all()
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
+def test_sharp_weights_go_to_the_best_assignment(name):
+    log_rho = weights(10, 1e6, seed=4)
+    found = np.asarray(project(name, log_rho).match_probs)
+    for i in range(10):
+        rows, columns = linear_sum_assignment(log_rho[..., i], maximize=True)
+        np.testing.assert_allclose(found[rows, columns, i], 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
+def test_the_normaliser_is_that_of_the_prior(name):
+    logits = weights(4, 1.0)
+    wanted = np.array([oracle.log_permanent(logits[..., i]) for i in range(4)])
+    if name == "sinkhorn":
+        wanted -= oracle.log_van_der_waerden(SIZE)
+    np.testing.assert_allclose(PROJECTIONS[name].log_normalizer(jnp.asarray(logits)), wanted)
+
+
+def test_the_normaliser_of_the_uniform_prior_is_nothing_however_large():
+    for size in (3, EXACT_NORMALIZER, EXACT_NORMALIZER + 9):
+        uniform = jnp.full((size, size, 2), -np.log(size))
+        np.testing.assert_allclose(sinkhorn.log_normalizer(uniform), 0, atol=1e-9)
+
+
+def test_the_normaliser_of_a_large_prior_is_an_upper_bound():
+    """Where the permanent is out of reach: for a block matrix it is known."""
+    size = EXACT_NORMALIZER + 2
+    logits = np.full((size, size, 1), -np.inf)
+    for start in range(0, size, 2):
+        logits[start : start + 2, start : start + 2] = 0.0
+    known = size / 2 * np.log(2)
+    assert bethe.log_normalizer(jnp.asarray(logits))[0] >= known - 1e-9
+
+
+def test_the_normaliser_of_a_mixture_is_that_of_its_rows():
+    logits = weights(3, 1.0)
+    np.testing.assert_allclose(
+        softmax.log_normalizer(jnp.asarray(logits)), np.log(np.exp(logits).sum(axis=1)).sum(axis=0)
+    )
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
+def test_a_warm_start_ends_in_the_same_place(name):
+    projection = PROJECTIONS[name]
+    log_rho = weights(5, 2.0)
+    cold = project(name, log_rho)
+    warm = projection.project(jnp.asarray(log_rho), cold.carry, 1e-12)
+    np.testing.assert_allclose(warm.match_probs, cold.match_probs, atol=1e-9)
+    elsewhere = project(name, weights(5, 2.0, seed=9)).carry
+    again = projection.project(jnp.asarray(log_rho), elsewhere, 1e-12)
+    np.testing.assert_allclose(again.match_probs, cold.match_probs, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_a_single_part_is_certain(name):
+    found = project(name, np.full((1, 1, 3), -7.0))
+    np.testing.assert_allclose(found.match_probs, 1)
+    np.testing.assert_allclose(found.entropy, 0, atol=1e-12)

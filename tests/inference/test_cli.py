@@ -1,0 +1,394 @@
+"""The command line: help, files, the demo, and that bad input ends in one sentence."""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from inference import cli
+from inference.methods import METHODS, infer, program_of
+from models.errors import InputError
+from models.generator import sample_scenes
+from models.reading import read
+from models.scenes import load_scenes, save_scenes
+
+ROOT = Path(__file__).parents[2]
+SCENES = sample_scenes(16, sigma=0.1, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def no_global_cache(monkeypatch, tmp_path):
+    """Commands that run in this process leave JAX's configuration alone."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def start(*arguments, cache, **options):
+    """The real thing, in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    command = [sys.executable, "-m", "inference.cli", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **pipes, **options)
+
+
+def assert_sentence(result, pattern):
+    """Exit code 2 and one line on stderr that matches, no traceback, nothing on stdout."""
+    assert result.exit_code == cli.BAD_INPUT, result.output
+    assert re.search(pattern, result.stderr), result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+# --- help ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sample", "--help"], ["demo", "-h"]])
+def test_help_has_examples(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert "Examples" in result.stdout
+    assert re.search(r"capsules (demo|sample)", result.stdout)
+    assert "[bold]" not in result.stdout
+
+
+def test_help_lists_the_commands_and_their_options():
+    assert all(name in run("--help").stdout for name in ("demo", "sample", "Exit codes"))
+    assert all(name in run("sample", "-h").stdout for name in ("--draws", "--no-centred", "512"))
+    assert all(name in run("demo", "-h").stdout for name in ("--seed", "--scenes", "demo.png"))
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom inference.cli import app\n"
+        "assert CliRunner().invoke(app, ['demo', '--help']).exit_code == 0\n"
+        "print({'jax', 'numpyro', 'numpy', 'scipy', 'matplotlib', 'arviz'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_arviz_is_not_imported_by_the_commands():
+    code = "import sys, inference.methods, inference.plots\nassert 'arviz' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_entry_point_calls_itself_capsules(tmp_path):
+    process = start("--help", cache=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Usage: capsules" in out
+    assert err == ""
+
+
+# --- capsules sample ----------------------------------------------------------------------------
+
+
+def test_sample_writes_what_the_generator_draws(tmp_path):
+    file = tmp_path / "scenes.npz"
+    result = run("sample", file, "--draws", 40, "--sigma", 0.25, "--seed", 3)
+    assert result.exit_code == 0, result.output
+    expected, found = sample_scenes(40, 0.25, 3), load_scenes(file)
+    for name in ("points", "present", "object"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    assert f"Wrote {len(found.points)} scenes" in result.stdout
+    assert os.listdir(tmp_path) == ["scenes.npz"]
+
+
+def test_sample_takes_shapes_and_centring(tmp_path):
+    file = tmp_path / "scenes.npz"
+    run("sample", file, "--draws", 20, "--shapes", "L, pentagon", "--no-centred")
+    expected = sample_scenes(20, 0.1, 0, ["L", "pentagon"], centred=False)
+    np.testing.assert_array_equal(load_scenes(file).points, expected.points)
+    run("sample", file, "--draws", 20, "--shapes", "L,pentagon", "--centred")
+    assert not np.array_equal(load_scenes(file).points, expected.points)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--draws", 0], "at least one draw, got 0"),
+        (["--draws", 10**9], r"1,000,000,000 draws .* at most 1,000,000; write several"),
+        (["--sigma", -1], r"sigma must be 0 or more, got -1\.0"),
+        (["--sigma", "nan"], "sigma must be 0 or more, got nan"),
+        (["--seed", -1], "seed must be 0 or more, got -1"),
+        (["--shapes", "square,circle"], "no shape 'circle'; give some of square"),
+        (["--shapes", ""], "no shape ''"),
+        (["--draws", 1, "--shapes", "square", "--seed", 0], "gave no object at all"),
+    ],
+)
+def test_sample_explains_bad_arguments(tmp_path, arguments, pattern):
+    assert_sentence(run("sample", tmp_path / "out.npz", *arguments), pattern)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [["--sigma", "much"], ["--colour", 3], ["a.npz", "b.npz"]])
+def test_usage_errors_exit_2(tmp_path, arguments):
+    result = run("sample", tmp_path / "out.npz", *arguments)
+    assert result.exit_code == cli.BAD_INPUT
+    assert "Usage" in result.stderr
+    assert "Traceback" not in result.output
+
+
+# --- paths that cannot be written ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["no/such/folder/out", "a_file/out", "a_folder"])
+@pytest.mark.parametrize("command", ["sample", "demo"])
+def test_a_path_that_cannot_be_written_is_explained(tmp_path, command, place):
+    (tmp_path / "a_file").touch()
+    suffix = {"sample": ".npz", "demo": ".png"}[command]
+    (tmp_path / f"a_folder{suffix}").mkdir()
+    path = f"{tmp_path / place}{suffix}"
+    before = sorted(tmp_path.rglob("*"))
+    result = run("sample", path) if command == "sample" else run("demo", "--out", path)
+    assert_sentence(result, "cannot write .*; choose a folder that exists")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["demo", "demo.gif", "demo.npz"])
+def test_a_picture_of_unknown_format_is_explained(tmp_path, name):
+    assert_sentence(run("demo", "--out", tmp_path / name), r"should end in \.png, \.pdf, \.svg")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "out.png"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError), cli._whole_file(path, [".png"]) as write:
+        write(lambda file: file.write(b"half of the new"))
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    with cli._whole_file(path, [".png"]) as write:
+        write(lambda file: file.write(b"new"))
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["out.png"]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~cli._umask()
+
+
+# --- scene files that cannot be used ------------------------------------------------------------
+
+
+def write_arrays(**changes):
+    def write(path):
+        arrays = {"points": SCENES.points, "present": SCENES.present, "object": SCENES.object}
+        arrays |= changes
+        np.savez(path, **{name: x for name, x in arrays.items() if x is not None})
+
+    return write
+
+
+def truncated(path):
+    save_scenes(path, SCENES)
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def with_nan(value):
+    return np.where(SCENES.present[..., None], value, SCENES.points)
+
+
+BAD_FILES = {
+    "absent": (lambda path: None, "there is no file"),
+    "truncated": (truncated, "cannot read .* as a scene file"),
+    "not npz": (lambda path: path.write_text("hello"), "cannot read .* as a scene file"),
+    "empty file": (lambda path: path.touch(), "cannot read .* as a scene file"),
+    "folder": (lambda path: path.mkdir(), "cannot read .* as a scene file"),
+    "pickle": (write_arrays(object=np.array([{}])), "cannot read .* as a scene file"),
+    "no points": (write_arrays(points=None), "has no array 'points'"),
+    "NaN": (write_arrays(points=with_nan(np.nan)), "NaN or infinite"),
+    "infinite": (write_arrays(points=with_nan(np.inf)), "NaN or infinite"),
+    "one axis less": (write_arrays(points=SCENES.points[0]), r"have shape \(11, 2\)"),
+    "three features": (write_arrays(points=np.ones((*SCENES.present.shape, 3))), "3 features"),
+    "too many points": (
+        write_arrays(points=np.ones((2, 15, 2)), present=np.ones((2, 15), bool), object=None),
+        "15 rows but the program 11 parts",
+    ),
+    "no scene": (write_arrays(present=SCENES.present & False), "no scene with points"),
+    "numbers for present": (write_arrays(present=SCENES.present.astype(int)), "true or false"),
+}
+
+
+# numpy does not close a file that turns out to be no zip file.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_demo_explains_a_bad_file(tmp_path, case):
+    file, (write, pattern) = tmp_path / "scenes.npz", BAD_FILES[case]
+    write(file)
+    assert_sentence(run("demo", "--scenes", file, "--out", tmp_path / "demo.png"), pattern)
+    assert set(os.listdir(tmp_path)) <= {"scenes.npz"}
+    gc.collect()  # the warning comes within this test
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--index", 99], r"has 1\d scenes with points, so there is no scene 99; .* 0 to 1\d"),
+        (["--index", -1], "there is no scene -1"),
+        (["--precision", -5], r"precision must be positive, got -5\.0"),
+        (["--precision", 0], r"precision must be positive, got 0\.0"),
+        (["--shapes", "square,plane"], "11 rows but the program 10 parts"),
+        (["--shapes", "cube"], "no shape 'cube'"),
+        (["--seed", -1], "seed must be 0 or more, got -1"),
+    ],
+)
+def test_demo_explains_bad_arguments(tmp_path, arguments, pattern):
+    file = tmp_path / "scenes.npz"
+    save_scenes(file, SCENES)
+    result = run("demo", "--scenes", file, "--out", tmp_path / "demo.png", *arguments)
+    assert_sentence(result, pattern)
+    assert os.listdir(tmp_path) == ["scenes.npz"]
+
+
+@pytest.mark.parametrize("error", [InputError("the match is not square"), KeyboardInterrupt()])
+def test_whatever_a_method_raises_leaves_no_file(tmp_path, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fail))
+    result = run("demo", "--out", tmp_path / "demo.png")
+    interrupted = isinstance(error, KeyboardInterrupt)
+    assert result.exit_code == (cli.INTERRUPTED if interrupted else cli.BAD_INPUT)
+    assert ("interrupted" if interrupted else "error: the match is not square") in result.stderr
+    assert not os.listdir(tmp_path)
+
+
+def test_errors_of_our_own_are_not_hidden(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise ValueError("a bug")
+
+    monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fail))
+    result = run("demo", "--out", tmp_path / "demo.png")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, ValueError)
+
+
+def test_bad_input_in_a_real_process(tmp_path):
+    process = start("demo", "--scenes", "nowhere.npz", cache=tmp_path / "cache", cwd=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (cli.BAD_INPUT, "")
+    assert err == "error: there is no file nowhere.npz; `capsules sample` writes one\n"
+
+
+# --- methods ------------------------------------------------------------------------------------
+
+
+def test_methods_are_found_by_name():
+    assert set(METHODS) >= {"ds", "gmm", "exact"}
+    with pytest.raises(InputError, match="no method 'magic'; choose from ds, gmm, exact"):
+        infer("magic", SCENES.take(0))
+    with pytest.raises(InputError, match="seed must be 0 or more, got -1"):
+        infer("exact", SCENES.take(0), -1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_program_is_made_once_and_takes_templates_and_precision(method):
+    assert program_of(method) is program_of(method)
+    assert program_of(method, ["L"], 5.0) is program_of(method, ("L",), 5.0)
+    parts = read(program_of(method, ["L"], 5.0), sample_scenes(9, objects=["L"]).take(0)).parts
+    assert parts.num_parts == 6
+    np.testing.assert_allclose(parts.variance, 1 / 5.0)
+
+
+# --- capsules demo ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One compilation cache for all demos of this module."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.slow
+def test_demo_prints_a_table_and_writes_a_picture(tmp_path, cache):
+    process = start("demo", cache=cache, cwd=tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err and "Warning" not in err
+    for name in METHODS:
+        row = next(line for line in out.splitlines() if line.split()[:1] == [name] and "s" in line)
+        assert ("log evidence" if name == "exact" else "ELBO") in row
+        assert re.search(r"-?\d+\.\d\d +1 +[\d.]+ m?s +[\d.]+ m?s", row), row
+    assert "first call" in out and "compil" in out
+    assert os.listdir(tmp_path) == ["demo.png"]
+    with Image.open(tmp_path / "demo.png") as image:
+        image.verify()
+        assert image.format == "PNG"
+        assert 800 <= image.width <= 2400 and 500 <= image.height <= 1200
+    assert (tmp_path / "demo.png").stat().st_size < 300_000
+    assert any((cache / "generative-capsules" / "jax").iterdir())
+
+
+@pytest.mark.slow
+def test_demo_of_a_file_without_the_truth(tmp_path, cache):
+    save_scenes(tmp_path / "scenes.npz", SCENES._replace(object=None))
+    arguments = ["--scenes", "scenes.npz", "--index", 1, "--out", "picture.svg"]
+    process = start("demo", *arguments, cache=cache, cwd=tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.count("truth unknown") == len(METHODS)
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_file(tmp_path, cache):
+    process = start("demo", cache=cache, cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not os.listdir(tmp_path) and time.monotonic() < deadline:  # the temporary file
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == cli.INTERRUPTED, err
+    assert "interrupted" in err and "Traceback" not in err
+    assert not os.listdir(tmp_path)
+
+
+# --- README -------------------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_python_example_of_the_readme_runs(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})
+    status, found, truth = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"ds: converged after \d+ steps, ELBO -22\.902", status)
+    assert found.removeprefix("found") == truth.removeprefix("truth")
+
+
+def test_the_diff_of_the_readme_fits_the_program_and_changes_what_is_read():
+    (diff,) = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)
+    lines = diff.splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if line[0] in " -")
+    new = "".join(line[1:] for line in lines if line[0] in " +")
+    source = (ROOT / "models" / "constellation.py").read_text()
+    assert source.count(old) == 1
+    edited = {}
+    exec(compile(source.replace(old, new), "edited constellation.py", "exec"), edited)
+    covariance = read(edited["constellation"], SCENES.take(0)).pose_covariance
+    np.testing.assert_allclose(covariance[1], np.diag([0.3, 0.3, 0.03, 0.03]))
+
+
+def test_files_that_the_readme_names_are_there():
+    linked = re.findall(r"\]\(([^)#:]+)\)", README)
+    named = re.findall(r"`((?:models|guides|inference)/[\w/.]*)`", README)
+    assert linked and named
+    for path in linked + named:
+        assert (ROOT / path).exists(), path
+    assert (ROOT / "docs" / "images" / "demo.png").stat().st_size < 150_000

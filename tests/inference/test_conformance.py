@@ -1,0 +1,149 @@
+"""Every method on every kind of scene: the same contract. A new method adds a row to METHODS."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from inference import cavi, exact
+from models.constellation import constellation, mixture_constellation
+from models.errors import InputError
+from models.scenes import Scene, make_scene
+from models.templates import shapes, stack
+
+PARTS = stack(shapes("square", "triangle"))
+N, K, P = PARTS.num_parts, PARTS.num_objects, PARTS.pose_dim
+options = {"parts": PARTS, "precision": 1e3}
+uniform = functools.partial(constellation, **options)
+mixture = functools.partial(mixture_constellation, **options)
+
+METHODS = {
+    "ds": functools.partial(cavi.run, uniform, key=0, restarts=4),
+    "ds uniform": functools.partial(cavi.run, uniform, key=0, restarts=4, start="uniform"),
+    "bethe": functools.partial(cavi.run, uniform, key=0, restarts=4, projection="bethe"),
+    "gmm": functools.partial(cavi.run, mixture, key=0, restarts=4),
+    "exact": functools.partial(exact.run, uniform),
+}
+POSES = np.array([[0.3, 0.2, 0.4, 0.1], [-0.5, -0.3, 0.2, 0.3]])
+FULL = np.asarray(PARTS.predict(POSES))
+LINE = np.linspace(-1, 1, 5)
+SCENES = {
+    "full": FULL,
+    "a missing part": FULL[[0, 1, 2, 4, 5, 6]],
+    "one object": FULL[:4],
+    "one point": FULL[:1],
+    "duplicates": np.repeat(FULL[:2], 2, axis=0),
+    "collinear": np.stack([LINE, LINE], axis=1),
+}
+
+
+def batch():
+    made = [make_scene(points, N) for points in SCENES.values()]
+    return Scene(np.stack([s.points for s in made]), np.stack([s.present for s in made]))
+
+
+@functools.cache
+def answer(method):
+    return METHODS[method](scene=batch())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_shapes_are_those_of_the_result_type(method):
+    result, count = answer(method), len(SCENES)
+    assert result.match_probs.shape == (count, N, N)
+    assert result.pose_mean.shape == (count, K, P)
+    assert result.pose_covariance.shape == (count, K, P, P)
+    assert result.object.shape == (count, N)
+    assert result.converged.shape == result.steps.shape == (count,)
+    assert (result.elbo is None) != (result.log_evidence is None)
+    assert result.seconds > 0
+    assert result.status
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_answer_is_finite_and_sums_to_one(method, scene):
+    result = answer(method).take(list(SCENES).index(scene))
+    for name in ("match_probs", "pose_mean", "pose_covariance"):
+        assert np.isfinite(getattr(result, name)).all(), name
+    assert np.isfinite(result.elbo if result.log_evidence is None else result.log_evidence)
+    assert result.converged
+    assert result.match_probs.min() >= 0
+    np.testing.assert_allclose(result.match_probs.sum(axis=1), 1, atol=1e-6)
+    if method != "gmm":
+        np.testing.assert_allclose(result.match_probs.sum(axis=0), 1, atol=1e-6)
+    assert np.linalg.eigvalsh(result.pose_covariance).min() > 0
+    assert ((result.object == -1) == ~result.scene.present).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_full_scene_is_parsed(method):
+    found = answer(method).take(0).object
+    if method in ("ds", "exact"):
+        assert found.tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_scene_is_the_first_of_a_batch(method):
+    single = METHODS[method](scene=make_scene(FULL, N))
+    first = answer(method).take(0)
+    for name in ("match_probs", "pose_mean", "pose_covariance", "object"):
+        np.testing.assert_allclose(getattr(single, name), getattr(first, name), atol=1e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_relabelling_the_points_permutes_the_answer(method):
+    """Only scenes with a single good answer, as starts are random."""
+    order = np.array([5, 2, 0, 6, 3, 1, 4])
+    scenes = batch()
+    moved = METHODS[method](scene=Scene(scenes.points[:, order], scenes.present[:, order]))
+    result = answer(method)
+    np.testing.assert_array_equal(moved.scene.present, scenes.present[:, order])
+    if method == "exact":
+        np.testing.assert_allclose(moved.log_evidence, result.log_evidence, rtol=1e-10)
+        np.testing.assert_allclose(moved.match_probs, result.match_probs[:, order], atol=1e-8)
+    if method in ("ds", "exact"):
+        for i, name in enumerate(SCENES):
+            if name in ("full", "a missing part"):
+                mass = [
+                    r.match_probs[i] @ np.eye(K)[r.owner] for r in (moved, result)
+                ]  # a square may be turned
+                np.testing.assert_allclose(mass[0], mass[1][order], atol=1e-3)
+
+
+# --- what no method takes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_empty_scene_is_refused(method):
+    with pytest.raises(InputError, match="no points, wanted at least one"):
+        METHODS[method](scene=Scene(np.zeros((N, 2)), np.zeros(N, bool)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_points_that_are_not_numbers_are_refused(method):
+    points = np.zeros((N, 2))
+    points[0, 0] = np.nan
+    with pytest.raises(InputError, match="NaN or infinite, wanted finite"):
+        METHODS[method](scene=Scene(points, np.ones(N, bool)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rows", [N - 1, N + 1])
+def test_a_scene_with_other_rows_is_refused(method, rows):
+    with pytest.raises(InputError, match=f"{rows} rows but the program {N} parts; pad"):
+        METHODS[method](scene=Scene(np.zeros((rows, 2)), np.ones(rows, bool)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_points_of_another_dimension_are_refused(method):
+    with pytest.raises(InputError, match="3 features but the program's parts 2"):
+        METHODS[method](scene=Scene(np.zeros((N, 3)), np.ones(N, bool)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_program_that_is_none_is_refused(method):
+    run = METHODS[method]
+    other = functools.partial(run.func, lambda x: x, **run.keywords)
+    with pytest.raises(InputError, match="does not take the scene's points, present"):
+        other(scene=make_scene(FULL, N))

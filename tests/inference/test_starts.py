@@ -1,0 +1,102 @@
+"""Where runs start: random, or on poses that the points suggest."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from inference import cavi, starts
+from inference.metrics import partition_metrics
+from models.constellation import constellation
+from models.generator import sample_scenes
+from models.match import PermutationMatch
+from models.reading import read
+from models.scenes import make_scene
+from models.templates import shapes, stack
+from tests.problems import DESIGNS, make_problem, stack_problems
+
+SQUARE = stack(shapes("square", "triangle"))
+small = functools.partial(constellation, parts=SQUARE)
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return sample_scenes(240, seed=0).take(slice(200))
+
+
+@pytest.mark.parametrize(("start", "low", "high"), [("poses", 0.88, 1.0), ("uniform", 0.36, 0.56)])
+def test_how_often_a_single_start_is_right(scenes, start, low, high):
+    result = cavi.run(constellation, scenes, 0, restarts=1, start=start)
+    accuracy = partition_metrics(scenes.object, result.object)["scene_accuracy"].mean()
+    assert len(scenes.points) == 200
+    assert low <= accuracy <= high
+
+
+def test_the_structure_of_a_program():
+    found = starts.structure(read(small, make_scene([[0.0, 0.0]], 7)))
+    assert found.owner.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert found.members.tolist() == [[0, 1, 2, 3], [4, 5, 6, 4]]
+    assert found.valid.tolist() == [[True] * 4, [True, True, True, False]]
+    assert found.basis_size == 2  # two points of two features fix four numbers
+    assert found.pose_dim == 4
+
+
+def test_interleaved_parts_are_grouped():
+    problem = make_problem(np.random.default_rng(0), DESIGNS["interleaved"], 4)
+    stacked = stack_problems([problem])
+    found = starts.structure(read(stacked.program, stacked.scenes.take(0)))
+    assert found.members.tolist() == [[0, 3, 0], [1, 2, 4]]
+    assert found.basis_size == 1
+
+
+def test_a_scene_without_noise_is_put_on_its_parts():
+    """Every part of the square stands highest where its own point is (up to a turn)."""
+    pose = np.array([[0.2, -0.1, 0.5, 0.3], [0.0] * 4])
+    points = np.asarray(SQUARE.predict(pose))[:4]
+    scene = make_scene(points, 7)
+    model = read(small, scene)
+    structure = starts.structure(model)
+    start = jax.jit(lambda key: starts.poses(key, model, structure, 0.05, 1.0))
+    right = 0
+    for seed in range(10):
+        weights, beta = start(jax.random.key(seed))
+        assert 0.05 <= beta <= 1.0
+        assert np.isfinite(weights).all()
+        part = np.asarray(weights)[:4].argmax(axis=1)
+        right += sorted(part) == [0, 1, 2, 3]
+    assert right >= 8
+
+
+def test_the_uniform_start_is_between_zero_and_one_and_differs_by_key():
+    model = read(small, make_scene([[0.0, 0.0]], 7))
+    first, second = (
+        starts.uniform(jax.random.key(i), model, starts.structure(model), 0.05, 1.0) for i in (0, 1)
+    )
+    assert (first.weights < 0).all()
+    assert first.beta == 0.05
+    assert (first.weights != second.weights).any()
+
+
+@pytest.mark.parametrize("start", starts.__dict__.keys() & {"uniform", "poses"})
+def test_forbidden_pairs_stay_forbidden(start):
+    rng = np.random.default_rng(1)
+    problem = make_problem(rng, DESIGNS["similarity"], 5, logits="typed")
+    stacked = stack_problems([problem])
+    model = read(stacked.program, stacked.scenes.take(0))
+    made = getattr(starts, start)(
+        jax.random.key(0), model, starts.structure(model), 0.05, 1.0
+    )
+    forbidden = problem.match_logits == -np.inf
+    assert forbidden.any()
+    assert (np.asarray(made.weights)[forbidden] == -np.inf).all()
+    assert np.isfinite(np.asarray(made.weights)[~forbidden]).all()
+    assert model.match_family is PermutationMatch
+
+
+def test_many_points_have_some_of_their_tuples_tried():
+    few = starts._tuples(jax.random.key(0), 4, 2)
+    assert sorted(map(tuple, few.tolist())) == [(i, j) for i in range(4) for j in range(4)]
+    many = starts._tuples(jax.random.key(0), 100, 3)
+    assert many.shape == (starts.MAX_HYPOTHESES, 3)
+    assert 0 <= many.min() < many.max() < 100
