@@ -1,5 +1,6 @@
 """The constellations experiment: its program, in three variants of the match prior."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -10,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import Distribution
 
+from models.errors import InputError
 from models.likelihood import MatchedParts
 from models.match import (
     DoublyStochasticMatch,
@@ -96,6 +98,11 @@ mixture_constellation = partial(constellation, match_prior="mixture")
 def uniform_match(family: str, num_parts: int) -> Distribution:
     """The uniform match prior, a = 1/N, in one of the three families."""
     probs = uniform_probs(num_parts)
-    if family == "doubly_stochastic":
-        return DoublyStochasticMatch(probs)
-    return {"permutation": PermutationMatch, "mixture": MixtureMatch}[family](jnp.log(probs))
+    families: dict[str, Callable[[], Distribution]] = {
+        "doubly_stochastic": lambda: DoublyStochasticMatch(probs),
+        "permutation": lambda: PermutationMatch(jnp.log(probs)),
+        "mixture": lambda: MixtureMatch(jnp.log(probs)),
+    }
+    if family not in families:
+        raise InputError(f"there is no match prior {family!r}; choose from {', '.join(families)}")
+    return families[family]()

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
 
+from models import AnyArray
 from models.sinkhorn import log_sinkhorn
 
 _SUM_TOLERANCE = 1e-6
@@ -38,7 +39,7 @@ class _DoublyStochastic(constraints._SingletonConstraint):
 
     event_dim = 2
 
-    def __call__(self, x: Float[Array, "*batch N N"]) -> Bool[Array, "*batch"]:
+    def __call__(self, x: Float[AnyArray, "*batch N N"]) -> Bool[Array, "*batch"]:
         nonnegative = (x >= 0).all(axis=(-2, -1))
         return nonnegative & _sums_to_one(x, axis=-1) & _sums_to_one(x, axis=-2)
 
@@ -46,7 +47,20 @@ class _DoublyStochastic(constraints._SingletonConstraint):
         return jnp.full(prototype.shape, 1.0 / prototype.shape[-1])
 
 
+class _LogWeights(constraints._SingletonConstraint):
+    """Matrices of log weights: any numbers but NaN and +inf; -inf is a weight of zero."""
+
+    event_dim = 2
+
+    def __call__(self, x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
+        return (x < float("inf")).all(axis=(-2, -1))  # NaN compares false
+
+    def feasible_like(self, prototype: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
+        return jnp.zeros(prototype.shape)
+
+
 assignment_matrix = _Assignment()
+log_weight_matrix = _LogWeights()
 permutation_matrix = _PermutationMatrix()
 doubly_stochastic = _DoublyStochastic()
 

@@ -33,7 +33,7 @@ class _PartsLikelihood(Distribution):
         self,
         pose: Float[Array, "*batch K p"],
         parts: Parts,
-        batch_shape: tuple[int, ...],
+        match_batch: tuple[int, ...],
         precision: ArrayLike,
         beta: ArrayLike,
         present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None,
@@ -51,6 +51,13 @@ class _PartsLikelihood(Distribution):
         self.precision = precision
         self.beta = beta
         self.present = present if present is not None else np.ones(event_shape, bool)
+        batch_shape = jnp.broadcast_shapes(
+            match_batch,
+            jnp.shape(pose)[:-2],
+            jnp.shape(precision),
+            jnp.shape(beta),
+            seen_features(self.present, event_shape).shape[:-2],
+        )
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     @property
@@ -101,10 +108,9 @@ class MatchedParts(_PartsLikelihood):
         validate_args: bool | None = None,
     ) -> None:
         self.match = match
-        batch = jnp.broadcast_shapes(
-            jnp.shape(match)[:-2], jnp.shape(pose)[:-2], jnp.shape(precision), jnp.shape(beta)
+        super().__init__(
+            pose, parts, jnp.shape(match)[:-2], precision, beta, present, validate_args
         )
-        super().__init__(pose, parts, batch, precision, beta, present, validate_args)
 
     @validate_sample
     def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
@@ -152,10 +158,9 @@ class MarginalParts(_PartsLikelihood):
         validate_args: bool | None = None,
     ) -> None:
         self.match_prior = match_prior
-        batch = jnp.broadcast_shapes(
-            match_prior.batch_shape, jnp.shape(pose)[:-2], jnp.shape(precision), jnp.shape(beta)
+        super().__init__(
+            pose, parts, match_prior.batch_shape, precision, beta, present, validate_args
         )
-        super().__init__(pose, parts, batch, precision, beta, present, validate_args)
 
     def match_posterior(
         self, points: Float[Array, "*batch N d"]
@@ -169,9 +174,7 @@ class MarginalParts(_PartsLikelihood):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N d"]:
         match_key, noise_key = jax.random.split(key)
-        own_shape = self.shape(sample_shape)[: -len(self.event_shape)]
-        extra = own_shape[: len(own_shape) - len(self.match_prior.batch_shape)]
-        match = self.match_prior.sample(match_key, extra)
+        match = self.match_prior.expand(self.batch_shape).sample(match_key, sample_shape)
         given = MatchedParts(
             match,
             self.pose,

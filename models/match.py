@@ -19,9 +19,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, logsumexp, xlogy
+from jax.scipy.special import gammaln, logsumexp
 from jaxtyping import Array, Bool, Float, Int
-from numpyro.distributions import Distribution, constraints
+from numpyro.distributions import Distribution
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
@@ -30,6 +30,7 @@ from models.constraints import (
     all_permutation_matrices,
     assignment_matrix,
     doubly_stochastic,
+    log_weight_matrix,
     permutation_matrix,
 )
 from models.errors import InputError
@@ -113,7 +114,10 @@ class DoublyStochasticMatch(_Match):
         self, probs: Float[Array, "*batch N N"], *, validate_args: bool | None = None
     ) -> None:
         _check_square(probs, "probs")
-        if not isinstance(probs, jax.core.Tracer) and not np.all(doubly_stochastic(probs)):
+        if (
+            not isinstance(probs, jax.core.Tracer)
+            and not doubly_stochastic(np.asarray(probs)).all()
+        ):
             sums = (np.asarray(probs).sum(axis=axis) for axis in (-1, -2))
             rows, columns = (f"{s.min():.6g} to {s.max():.6g}" for s in sums)
             raise InputError(
@@ -126,7 +130,7 @@ class DoublyStochasticMatch(_Match):
 
     @property
     def log_weights(self) -> Float[Array, "*batch N N"]:
-        return jnp.log(self.probs)
+        return _safe_log(self.probs)
 
     @property
     def log_normalizer(self) -> Float[Array, "*batch"]:
@@ -143,7 +147,7 @@ class DoublyStochasticMatch(_Match):
 
     def entropy(self) -> Float[Array, "*batch"]:
         """Of independent rows: -sum a log a."""
-        return -xlogy(self.probs, self.probs).sum(axis=(-2, -1))
+        return -weighted_sum(self.probs, self.log_weights)
 
     def tilt(self, log_likelihood: Float[Array, "*batch N N"]) -> "PermutationMatch":
         return PermutationMatch(self.log_weights + log_likelihood)
@@ -167,7 +171,7 @@ class PermutationMatch(_Match):
         logits: theta, (..., N, N); -inf forbids a pair.
     """
 
-    arg_constraints: ClassVar = {"logits": constraints.real_matrix}
+    arg_constraints: ClassVar = {"logits": log_weight_matrix}
     support = permutation_matrix
 
     def __init__(
@@ -204,7 +208,7 @@ class MixtureMatch(_Match):
         logits: theta, (..., points, parts), normalised or not.
     """
 
-    arg_constraints: ClassVar = {"logits": constraints.real_matrix}
+    arg_constraints: ClassVar = {"logits": log_weight_matrix}
     support = assignment_matrix
 
     def __init__(
@@ -272,6 +276,12 @@ def weighted_sum(
     return jnp.where(match == 0, 0.0, match * jnp.where(match == 0, 0.0, weights)).sum(
         axis=(-2, -1)
     )
+
+
+def _safe_log(probs: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
+    """The log, -inf at zero, with a gradient of zero and not NaN there."""
+    possible = jnp.asarray(probs) > 0
+    return jnp.where(possible, jnp.log(jnp.where(possible, probs, 1.0)), -jnp.inf)
 
 
 def _one_hot(columns: Int[Array, "*batch M"], size: int) -> Float[Array, "*batch M N"]:

@@ -150,6 +150,13 @@ def check_conjugate(
             raise ConjugacyError(
                 name, "a prior that changes with another site", "a prior that does not"
             )
+    for name, site in first.items():
+        if name != "points" and site["is_observed"] and not _same(site["fn"], second[name]["fn"]):
+            raise ConjugacyError(
+                name,
+                "further data, or a factor, that depends on a latent site",
+                "the points as the only data",
+            )
     for sites in probes:
         likelihood = _likelihood(sites)
         if "part_probs" in sites and not _is_mixture_of(sites["match"]["fn"], sites["part_probs"]):
@@ -186,6 +193,7 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
 
     def __init__(self, fn: Program | None = None) -> None:
         self.match_prior: Distribution | None = None
+        self.placeholder: Array | None = None
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -194,10 +202,15 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
         if msg["name"] == "match":
             self.match_prior = msg["fn"]
             # Whatever uses the match other than through MatchedParts becomes NaN, and is noticed.
-            msg["value"] = jnp.full(msg["fn"].shape(), jnp.nan)
+            self.placeholder = msg["value"] = jnp.full(msg["fn"].shape(), jnp.nan)
             msg["stop"] = True
         elif isinstance(msg["fn"], MatchedParts) and self.match_prior is not None:
             given = msg["fn"]
+            if given.match is not self.placeholder:
+                raise InputError(
+                    f"site {msg['name']!r}: the match cannot be summed out, because MatchedParts "
+                    "does not take the site 'match' as it is; pass it on unchanged"
+                )
             msg["fn"] = MarginalParts(
                 self.match_prior,
                 given.pose,
@@ -230,7 +243,8 @@ def _placeholder(site: dict[str, Any], given: dict[str, Array]) -> AnyArray | No
     """Some value for a latent site, at no cost: drawing a match would be work for nothing."""
     if site["name"] in given:
         return given[site["name"]]
-    return np.ones(site["fn"].shape()) if site["type"] == "sample" else None
+    latent = site["type"] == "sample" and not site["is_observed"]
+    return np.ones(site["fn"].shape()) if latent else None
 
 
 def _probe(site: dict[str, Any], probe: int, given: dict[str, Array]) -> AnyArray | None:
@@ -243,7 +257,11 @@ def _probe(site: dict[str, Any], probe: int, given: dict[str, Array]) -> AnyArra
     if site["name"] == "match":
         return np.roll(np.eye(*shape[-2:]), probe, axis=-1)
     spread = probe * np.linspace(0.1, 0.2, math.prod(shape)).reshape(shape) + 0.5
-    return spread / spread.sum() if site["name"] == "part_probs" else spread
+    if site["name"] == "part_probs":
+        return spread / spread.sum()
+    if site["name"] == "pose":  # of both signs, or |pose| would pass for the pose
+        return spread * (-1.0) ** np.arange(math.prod(shape)).reshape(shape)
+    return spread
 
 
 def _check_sites(sites: dict[str, dict[str, Any]], given: dict[str, Array]) -> None:

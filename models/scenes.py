@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -70,17 +69,8 @@ def check_scene(
     scene: Scene, num_parts: int | None = None, num_features: int | None = None
 ) -> Scene:
     """Return the scene as arrays, or say in a sentence what is wrong with it."""
-    points, present = np.asarray(scene.points, float), np.asarray(scene.present)
-    if points.ndim not in (2, 3) or points.shape[:-1] != present.shape:
-        raise InputError(
-            f"a scene wants points (..., rows, features) and present (..., rows), got "
-            f"{points.shape} and {present.shape}; give both one row for each part"
-        )
-    if present.dtype != bool:
-        raise InputError(
-            f"present must be true or false for each row, got numbers of type {present.dtype}; "
-            "convert it with astype(bool)"
-        )
+    scene = _checked_arrays(scene)
+    points, present = scene.points, scene.present
     if num_parts is not None and points.shape[-2] != num_parts:
         raise InputError(
             f"the scene has {points.shape[-2]} rows but the program {num_parts} parts; pad the "
@@ -102,13 +92,33 @@ def check_scene(
             f"{np.sum(empty)} of {empty.size} scenes have no points, wanted at least one; drop "
             "empty scenes first"
         )
-    truth = None if scene.object is None else np.asarray(scene.object, int)
-    if truth is not None and truth.shape != present.shape:
+    return scene._replace(points=np.where(present[..., None], points, 0.0))
+
+
+def _checked_arrays(scene: Scene) -> Scene:
+    """The fields as numpy arrays whose shapes and types fit each other."""
+    points, present = np.asarray(scene.points, float), np.asarray(scene.present)
+    if points.ndim not in (2, 3) or points.shape[:-1] != present.shape:
         raise InputError(
-            f"object wants one number for each row, shape {present.shape}, got {truth.shape}; "
-            "give the object of each point and -1 for missing ones"
+            f"a scene wants points (..., rows, features) and present (..., rows), got "
+            f"{points.shape} and {present.shape}; give both one row for each part"
         )
-    return scene._replace(points=np.where(present[..., None], points, 0.0), object=truth)
+    if present.dtype != bool:
+        raise InputError(
+            f"present must be true or false for each row, got numbers of type {present.dtype}; "
+            "convert it with astype(bool)"
+        )
+    whole = {}
+    for name in ("object", "point_type"):
+        value = getattr(scene, name)
+        array = None if value is None else np.asarray(value)
+        if array is not None and (array.shape != present.shape or array.dtype.kind not in "iu"):
+            raise InputError(
+                f"{name} wants a whole number for each row, shape {present.shape}, got "
+                f"{array.shape} of type {array.dtype}; give one for each point and -1 for missing ones"
+            )
+        whole[name] = array
+    return Scene(points, present, **whole)
 
 
 def load_scenes(path: str | Path, *, limit: int | None = None) -> Scene:
@@ -120,18 +130,20 @@ def load_scenes(path: str | Path, *, limit: int | None = None) -> Scene:
     if not path.exists():
         raise InputError(f"there is no file {path}; `capsules sample` writes one")
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        with path.open("rb") as raw:
+            file = np.load(raw, allow_pickle=False)
+            single = isinstance(file, np.ndarray)
+            arrays = {} if single else {name: file[name] for name in file.files}
+    except Exception as error:  # a damaged file makes numpy and zipfile raise nearly anything
         raise InputError(
             f"cannot read {path} as a scene file ({error}); it wants an npz file of plain arrays "
             "`points`, `present`, `object`, as `capsules sample` writes it"
         ) from error
-    except AttributeError as error:  # np.load gives a bare array for a .npy file
+    if single:
         raise InputError(
             f"{path} holds a single array, wanted an npz file with `points`, `present`, `object`; "
             "`capsules sample` writes one"
-        ) from error
+        )
     for name in ("points", "present"):
         if name not in arrays:
             raise InputError(
@@ -144,20 +156,24 @@ def load_scenes(path: str | Path, *, limit: int | None = None) -> Scene:
             f"{arrays['points'].dtype}, wanted numbers (scenes, rows, features); write the file "
             "with `capsules sample` or models.scenes.save_scenes"
         )
-    scene = Scene(arrays["points"], arrays["present"], arrays.get("object")).take(slice(limit))
-    if scene.present.shape != scene.points.shape[:-1]:
-        return check_scene(scene)
-    occupied = scene.present.any(axis=-1)
-    if not occupied.any():
-        raise InputError(f"{path} holds no scene with points; draw some with `capsules sample`")
-    return check_scene(scene.take(occupied))
+    optional = (arrays.get(name) for name in ("object", "point_type"))
+    scene = Scene(arrays["points"], arrays["present"], *optional)
+    try:
+        scene = _checked_arrays(scene).take(slice(limit))
+        occupied = scene.present.any(axis=-1)
+        if not occupied.any():
+            raise InputError("it holds no scene with points; draw some with `capsules sample`")
+        return check_scene(scene.take(occupied))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def save_scenes(path: str | Path, scene: Scene) -> None:
     """Write a batch of scenes to an npz file, whole or not at all."""
     arrays = {"points": scene.points, "present": scene.present}
-    if scene.object is not None:
-        arrays["object"] = scene.object
+    for name in ("object", "point_type"):
+        if getattr(scene, name) is not None:
+            arrays[name] = getattr(scene, name)
     path = Path(path)
     with whole_file(path) as file:
         np.savez_compressed(file, **arrays)

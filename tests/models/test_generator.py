@@ -140,6 +140,12 @@ def test_shapes_that_are_not_centred_are_moved_by_their_turn():
     np.testing.assert_allclose(offset, offset[0], rtol=1e-9)
 
 
+@pytest.mark.parametrize(("sigma", "centred"), [(0.0, False), (0.1, True)])
+def test_shapes_are_centred_where_there_is_noise(sigma, centred):
+    default, explicit = sample_scenes(20, sigma), sample_scenes(20, sigma, centred=centred)
+    np.testing.assert_array_equal(default.points, explicit.points)
+
+
 # --- the published sets -------------------------------------------------------------------------
 
 
