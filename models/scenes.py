@@ -115,7 +115,7 @@ def _checked_arrays(scene: Scene) -> Scene:
         if array is not None and (array.shape != present.shape or array.dtype.kind not in "iu"):
             raise InputError(
                 f"{name} wants a whole number for each row, shape {present.shape}, got "
-                f"{array.shape} of type {array.dtype}; give one for each point and -1 for missing ones"
+                f"{array.shape} of type {array.dtype}; give each point one, missing ones -1"
             )
         whole[name] = array
     return Scene(points, present, **whole)
