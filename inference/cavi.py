@@ -48,7 +48,7 @@ def run(
     scene: Scene,
     key: Array | int = 0,
     *,
-    restarts: int = 16,
+    restarts: int = 32,
     start: Literal["poses", "uniform"] = "poses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax", "two_sweeps"] = "auto",
     schedule: Schedule = _DEFAULT,
@@ -71,7 +71,7 @@ def run(
     """
     began = time.perf_counter()
     if restarts < 1:
-        raise InputError(f"wanted at least one restart, got {restarts}; try 16")
+        raise InputError(f"wanted at least one restart, got {restarts}; try 32")
     scenes = check_scene(scene).batch()
     check_program(program, scenes.take(0))
     check_conjugate(program, scenes.take(0))

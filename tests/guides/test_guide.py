@@ -119,7 +119,9 @@ def test_the_closed_form_is_the_expectation_of_the_program(family, num_points):
     expected = log_density(mean) + 0.5 * sum(
         jnp.trace(hessian[k, :, k] @ covariance[k]) for k in range(K)
     )
-    sites = trace(substitute(this, {"pose": mean, "match": match_probs})).get_trace(**scene.observed)
+    sites = trace(substitute(this, {"pose": mean, "match": match_probs})).get_trace(
+        **scene.observed
+    )
     pose_kl = kl_divergence(q["pose"]["fn"], sites["pose"]["fn"]).sum()
     match_kl = kl_divergence(q["match"]["fn"], sites["match"]["fn"])
 
@@ -132,13 +134,16 @@ def test_the_closed_form_is_the_expectation_of_the_program(family, num_points):
     np.testing.assert_allclose(terms.elbo, expected - pose_kl - match_kl, rtol=1e-9)
 
 
-def monte_carlo(this, scene, guide, parameters, count=4000):
+def monte_carlo(this, scene, guide, parameters, count=8000):
     """NumPyro's ELBO, and its standard error."""
     elbo = TraceMeanField_ELBO()
     keys = jax.random.split(jax.random.key(1), count)
-    losses = jax.jit(
-        jax.vmap(lambda key: elbo.loss(key, parameters, this, guide, **scene.observed))
-    )(keys)
+
+    @jax.jit
+    def losses_of(keys, parameters):
+        return jax.vmap(lambda key: elbo.loss(key, parameters, this, guide, **scene.observed))(keys)
+
+    losses = losses_of(keys, parameters)
     return -float(jnp.mean(losses)), float(jnp.std(losses)) / np.sqrt(count)
 
 
@@ -149,9 +154,7 @@ def test_the_closed_form_is_numpyros_elbo(family):
     scene = make_scene(rng.normal(size=(3, 2)), N)
     match_probs, mean, factor = factors(rng)
     guide = mean_field_guide(this, scene)
-    estimate, error = monte_carlo(
-        this, scene, guide, guide_parameters(match_probs, mean, factor)
-    )
+    estimate, error = monte_carlo(this, scene, guide, guide_parameters(match_probs, mean, factor))
     normalizer = log_normalizer_of(MATCH_PRIORS[family])
     terms = closed_form(read(this, scene), match_probs, mean, factor, normalizer)
     assert error < 0.01 * abs(terms.elbo)
@@ -195,11 +198,13 @@ def test_the_closed_form_is_numpyros_elbo_with_unknown_part_probabilities():
         "part_concentration": concentration + match_probs.sum(axis=0)
     }
     estimate, error = monte_carlo(this, scene, guide, parameters)
+    assert error < 1
     normalizer = softmax.log_normalizer(model.match_logits)
     terms = closed_form(model, match_probs, mean, factor, normalizer, part_probs=part_probs)
     assert abs(estimate - terms.elbo) < 5 * error
 
 
+@pytest.mark.filterwarnings("ignore:Currently, SVI with TraceMeanField_ELBO loss does not support")
 def test_svi_climbs_the_same_elbo():
     this = functools.partial(program, match_prior=MATCH_PRIORS["uniform"])
     scene = make_scene(np.random.default_rng(3).normal(size=(4, 2)), N)
@@ -234,7 +239,7 @@ def test_the_mean_match_draws_its_mean():
 
 
 def test_a_prior_that_forbids_pairs_is_refused():
-    logits = np.where(np.eye(N, dtype=bool), -np.inf, 0.0)
-    this = functools.partial(program, match_prior=PermutationMatch(logits))
+    probs = (1 - np.eye(N)) / (N - 1)
+    this = functools.partial(program, match_prior=DoublyStochasticMatch(probs))
     with pytest.raises(InputError, match=r"forbids some pairs; use coordinate ascent \(ds\)"):
         mean_field_guide(this, make_scene(np.zeros((1, 2)), N))

@@ -15,8 +15,8 @@ from numpyro.distributions import biject_to, kl_divergence
 from guides import meanfield
 from guides.meanfield import PoseFactor
 from guides.projections import PROJECTIONS
-from inference import cavi, starts
-from inference.cavi import Schedule
+from inference import ascent, cavi, starts
+from inference.ascent import Schedule
 from inference.starts import Start
 from models.constraints import doubly_stochastic
 from models.likelihood import MatchedParts
@@ -61,7 +61,7 @@ def one_round(model, owner, projection_name, match_probs, beta):
     energy = meanfield.expected_energy(model, owner, pose)
     log_likelihood = meanfield.expected_log_likelihood(model, energy, precision)
     log_rho = meanfield.match_log_weights(model, log_likelihood, None)
-    projected = projection.project(log_rho, projection.start(log_rho), 1e-13)
+    projected = projection.cold(log_rho, 1e-13)
     normalizer = projection.log_normalizer(model.match_logits)
     terms = meanfield.elbo_terms(
         model, projected.match_probs, projected.entropy, normalizer, pose, log_likelihood,
@@ -234,11 +234,11 @@ def follow(this, scenes, projection_name, beta):
             return starts.uniform(key, read(this, scene), structure, 1.0, 1.0).weights
 
         weights = jax.vmap(start, out_axes=-1)(scenes, keys)
-        first = cavi.begin(model, projection, Start(weights, beta))
+        first = ascent.begin(model, projection, Start(weights, beta))
         normalizer = projection.log_normalizer(model.match_logits)
 
         def one(state, _):
-            new = cavi.step(model, structure, projection, normalizer, state, schedule, 1e-12)
+            new = ascent.step(model, structure, projection, normalizer, state, schedule, 1e-12)
             return new, new
 
         return jax.lax.scan(one, first, None, STEPS)[1], model

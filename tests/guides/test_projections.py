@@ -16,8 +16,7 @@ SIZE = 5
 
 @functools.partial(jax.jit, static_argnums=0)
 def project(name, log_rho):
-    projection = PROJECTIONS[name]
-    return projection.project(log_rho, projection.start(log_rho), 1e-12)
+    return PROJECTIONS[name].cold(log_rho, 1e-12)
 
 
 def weights(count, scale, seed=0, size=SIZE):
@@ -78,9 +77,13 @@ def test_the_projection_maximises_its_objective(name):
         np.testing.assert_allclose(r.sum(axis=1), 1, atol=1e-9)
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0, 50.0])
-def test_both_are_lower_bounds_of_the_permanent_and_bethe_the_tighter(scale):
-    """Van der Waerden's inequality for one, Gurvits' for the other."""
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0, 20.0])
+def test_both_are_lower_bounds_of_the_permanent(scale):
+    """Van der Waerden's inequality for one, Gurvits' for the other.
+
+    The first is exact for flat weights and the second for sharp ones, so each is the tighter
+    where the other is not.
+    """
     log_rho = weights(40, scale, seed=3)
     objective = {}
     for name, gain in (("sinkhorn", oracle.log_van_der_waerden(SIZE)), ("bethe", 0.0)):
@@ -90,9 +93,10 @@ def test_both_are_lower_bounds_of_the_permanent_and_bethe_the_tighter(scale):
     exact = np.array([oracle.log_permanent(log_rho[..., i]) for i in range(40)])
     for value in objective.values():
         assert (value <= exact + 1e-8).all()
-    assert (objective["bethe"] >= objective["sinkhorn"] - 1e-8).all()
-    if scale < 10:
-        assert (objective["bethe"] > objective["sinkhorn"] + 1e-3).all()
+    if scale == 0.1:
+        assert (objective["sinkhorn"] > objective["bethe"] + 1).all()
+    if scale == 20.0:
+        assert (objective["bethe"] > objective["sinkhorn"] + 1).all()
 
 
 @pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
@@ -145,7 +149,13 @@ def test_a_warm_start_ends_in_the_same_place(name):
     np.testing.assert_allclose(warm.match_probs, cold.match_probs, atol=1e-9)
     elsewhere = project(name, weights(5, 2.0, seed=9)).carry
     again = projection.project(jnp.asarray(log_rho), elsewhere, 1e-12)
-    np.testing.assert_allclose(again.match_probs, cold.match_probs, atol=1e-9)
+    # Belief propagation goes by the sums of R, which leave R itself less certain.
+    atol = 1e-9 if name == "sinkhorn" else 1e-6
+    np.testing.assert_allclose(again.match_probs, cold.match_probs, atol=atol)
+    values = [
+        np.sum(p.match_probs * log_rho, axis=(0, 1)) + np.asarray(p.entropy) for p in (again, cold)
+    ]
+    np.testing.assert_allclose(values[0], values[1], atol=1e-8)
 
 
 @pytest.mark.parametrize("name", PROJECTIONS)

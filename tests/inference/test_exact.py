@@ -47,9 +47,7 @@ def log_weight(problem, match):
     total = problem.match_logits[np.arange(len(match)), columns].sum()
     for k in range(problem.num_objects):
         pairs = tuple(
-            (m, n)
-            for m, n in enumerate(columns)
-            if problem.present[m] and problem.owner[n] == k
+            (m, n) for m, n in enumerate(columns) if problem.present[m] and problem.owner[n] == k
         )
         total += oracle_inference.object_posterior(problem, k, pairs)[0]
     return total
@@ -63,7 +61,7 @@ def random_problems(name, count, sizes, seed=0, **options):
             DESIGNS[name],
             sizes[i % len(sizes)],
             logits=KINDS[i % 3],
-            precision=float(10 ** rng.uniform(-1, 4)),
+            precision=float(10 ** rng.uniform(-1, 2)),
             **options,
         )
         for i in range(count)
@@ -123,9 +121,7 @@ def test_relabelling_the_points_permutes_the_answer():
     moved = Scene(
         *(
             None if x is None else np.take_along_axis(x, o, axis=1)
-            for x, o in zip(
-                stacked.scenes, (order[..., None], order, None, order), strict=True
-            )
+            for x, o in zip(stacked.scenes, (order[..., None], order, None, order), strict=True)
         )
     )
     second = exact.run(stacked.program, moved)
@@ -303,7 +299,8 @@ def test_a_prior_that_is_not_normal_is_refused_by_name():
 
 
 def test_scenes_without_noise_are_parsed_right():
-    scenes = sample_scenes(12, seed=4)
+    scenes = sample_scenes(40, seed=4)
+    scenes = scenes.take(scenes.present.sum(axis=1) == 7)  # one size, one compilation
     result = exact.run(constellation, scenes)
     assert partition_metrics(scenes.object, result.object)["scene_accuracy"].all()
     np.testing.assert_allclose(result.match_probs.sum(axis=1), 1, atol=1e-9)

@@ -55,7 +55,10 @@ def test_a_scene_of_a_batch():
 
 
 def test_a_scene_of_a_batch_has_its_own_history():
-    history = {"elbo": np.array([[-5.0, -9.0], [-1.0, -3.0]]), "match_probs": np.zeros((2, 2, 3, 3))}
+    history = {
+        "elbo": np.array([[-5.0, -9.0], [-1.0, -3.0]]),
+        "match_probs": np.zeros((2, 2, 3, 3)),
+    }
     scene = make_result(history=history).take(1)
     assert scene.history["elbo"].tolist() == [-9, -3]
     assert scene.history["match_probs"].shape == (2, 3, 3)

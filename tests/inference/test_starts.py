@@ -10,7 +10,6 @@ from inference import cavi, starts
 from inference.metrics import partition_metrics
 from models.constellation import constellation
 from models.generator import sample_scenes
-from models.match import PermutationMatch
 from models.reading import read
 from models.scenes import make_scene
 from models.templates import shapes, stack
@@ -28,9 +27,10 @@ def scenes():
 @pytest.mark.parametrize(("start", "low", "high"), [("poses", 0.88, 1.0), ("uniform", 0.36, 0.56)])
 def test_how_often_a_single_start_is_right(scenes, start, low, high):
     result = cavi.run(constellation, scenes, 0, restarts=1, start=start)
-    accuracy = partition_metrics(scenes.object, result.object)["scene_accuracy"].mean()
+    right = partition_metrics(scenes.object, result.object)["scene_accuracy"] == 1
+    first = result.details["attempt"] == 0  # a sparse solution was started anew: that one was wrong
     assert len(scenes.points) == 200
-    assert low <= accuracy <= high
+    assert low <= (right & first).mean() <= high
 
 
 def test_the_structure_of_a_program():
@@ -82,16 +82,13 @@ def test_the_uniform_start_is_between_zero_and_one_and_differs_by_key():
 def test_forbidden_pairs_stay_forbidden(start):
     rng = np.random.default_rng(1)
     problem = make_problem(rng, DESIGNS["similarity"], 5, logits="typed")
-    stacked = stack_problems([problem])
+    stacked = stack_problems([problem], "doubly_stochastic")
     model = read(stacked.program, stacked.scenes.take(0))
-    made = getattr(starts, start)(
-        jax.random.key(0), model, starts.structure(model), 0.05, 1.0
-    )
+    made = getattr(starts, start)(jax.random.key(0), model, starts.structure(model), 0.05, 1.0)
     forbidden = problem.match_logits == -np.inf
     assert forbidden.any()
     assert (np.asarray(made.weights)[forbidden] == -np.inf).all()
     assert np.isfinite(np.asarray(made.weights)[~forbidden]).all()
-    assert model.match_family is PermutationMatch
 
 
 def test_many_points_have_some_of_their_tuples_tried():

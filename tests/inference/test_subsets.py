@@ -21,24 +21,19 @@ def listed_injections(num_points, num_parts):
 @pytest.mark.parametrize(("num_points", "num_parts"), [(1, 1), (2, 3), (4, 2), (3, 3), (5, 3)])
 def test_all_injections_are_listed_once(num_points, num_parts):
     found = subsets.injections(num_points, num_parts)
-    rows = list(map(tuple, found.point.tolist()))
+    rows, masks = [], []
+    for size, block in enumerate(found.blocks):
+        assert block.points.shape[1] == block.parts.shape[1] == size
+        for points in block.points:
+            masks.append(sum(1 << int(m) for m in points))
+            for parts, pattern in zip(block.parts, block.pattern, strict=True):
+                row = np.full(num_parts, num_points)
+                row[parts] = points
+                rows.append(tuple(row.tolist()))
+                assert pattern == sum(1 << int(n) for n in parts)
     assert len(rows) == len(set(rows)) == subsets.count_injections(num_points, num_parts)
     assert set(rows) == listed_injections(num_points, num_parts)
-    for row, pattern, subset in zip(rows, found.pattern, found.subset, strict=True):
-        assert pattern == sum(1 << n for n, m in enumerate(row) if m < num_points)
-        assert found.subsets[subset] == sum(1 << m for m in row if m < num_points)
-
-
-@pytest.mark.parametrize(("num_points", "num_parts"), [(2, 3), (5, 3)])
-def test_blocks_are_the_subsets_of_one_size(num_points, num_parts):
-    found = subsets.injections(num_points, num_parts)
-    assert sum(count for count, _ in found.blocks) == len(found.subsets)
-    start = 0
-    for count, each in found.blocks:
-        block = found.subset[start : start + count * each].reshape(count, each)
-        assert (block == block[:, :1]).all()
-        start += count * each
-    assert start == len(found.subset)
+    assert found.subsets.tolist() == masks
 
 
 @pytest.mark.parametrize(

@@ -386,6 +386,5 @@ def test_a_bad_noise_level_is_named(arguments, sentence):
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 2), ()])
 def test_a_mask_of_the_wrong_shape_is_named(shape):
-    likelihood = MatchedParts(np.eye(N), SCENE.pose, PARTS, present=np.ones(shape, bool))
     with pytest.raises(InputError, match=r"which of the 4 rows are points, .* got \("):
-        likelihood.log_prob(jnp.asarray(SCENE.points))
+        MatchedParts(np.eye(N), SCENE.pose, PARTS, present=np.ones(shape, bool))

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from models.linalg import inverse_and_log_det, solve, total
+from models.linalg import inverse_and_log_det, largest, solve, total
 
 
 def positive_definite(size: int, batch: tuple[int, ...]) -> np.ndarray:
@@ -32,6 +32,7 @@ def test_inverse_determinant_and_solution(size, batch):
 
 @pytest.mark.parametrize("shape", [(3, 5, 2), (40, 5, 2), (1, 1, 1)])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_sums_over_one_axis(shape, axis):
+def test_sums_and_maxima_over_one_axis(shape, axis):
     values = np.random.default_rng(0).normal(size=shape)
     np.testing.assert_allclose(total(values, axis), values.sum(axis=axis), rtol=1e-12, atol=1e-13)
+    np.testing.assert_array_equal(largest(values, axis), values.max(axis=axis))

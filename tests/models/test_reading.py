@@ -485,8 +485,9 @@ def test_a_program_that_does_not_take_the_scene_is_explained():
 
 
 def test_a_scene_with_too_few_rows_is_explained():
-    with pytest.raises(InputError, match=r"which of the 11 rows are points, .* got \(5,\)"):
-        read(constellation, SCENE)
+    for look in (read, check_program):
+        with pytest.raises(InputError, match=r"which of the 11 rows are points, .* got \(5,\)"):
+            look(constellation, SCENE)
 
 
 def test_a_good_program_passes():
