@@ -327,7 +327,7 @@ def precision_factor(
     prior: tuple[float, float],
     beta: float,
 ) -> tuple[float, float]:
-    """Concentration and rate of q(tau): half a count for each feature, half its squared distance."""
+    """Concentration and rate of q(tau): half a count and half the square of each feature."""
     concentration, rate = prior
     for m, n in itertools.product(*map(range, match_probs.shape)):
         k = problem.owner[n]

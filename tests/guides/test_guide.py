@@ -99,7 +99,7 @@ def log_normalizer_of(prior):
 @pytest.mark.parametrize("num_points", [2, N])
 @pytest.mark.parametrize("family", MATCH_PRIORS)
 def test_the_closed_form_is_the_expectation_of_the_program(family, num_points):
-    """With the pose expectation in closed form: the points' log density is quadratic in the pose."""
+    """With the pose expectation in closed form: the log density is quadratic in the pose."""
     this = functools.partial(program, match_prior=MATCH_PRIORS[family])
     rng = np.random.default_rng(num_points)
     scene = make_scene(rng.normal(size=(num_points, 2)), N)
@@ -221,7 +221,7 @@ def test_svi_climbs_the_same_elbo():
 
 def test_what_is_left_out_starts_from_the_prior_and_the_rest_from_what_is_given():
     this = functools.partial(program, match_prior=MATCH_PRIORS["uniform"])
-    scene = make_scene(np.zeros((2, 2)) + [[0.0, 0.0], [1.0, 0.0]], N)
+    scene = make_scene([*np.zeros((2, 2)), [0.0, 0.0], [1.0, 0.0]], N)
     mean = np.full((K, P), 2.0)
     guide = mean_field_guide(this, scene, {"pose_mean": mean})
     sites = trace(seed(guide, jax.random.key(0))).get_trace()

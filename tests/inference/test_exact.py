@@ -1,4 +1,4 @@
-"""Exact inference against brute force over all permutations, and against an independent estimate."""
+"""Exact inference against brute force over all permutations, and by an independent estimate."""
 
 import functools
 
@@ -194,7 +194,7 @@ def test_templates_that_are_alike_share_their_tables(objects):
         problem = fixed_problem(points[i], present[i], parts, 30.0, np.full((N, N), 1 / N))
         wanted = oracle_inference.posterior(problem)
         assert_is(result.take(i), wanted, problem)
-        labels, prob = result.details["partitions"][i][0]
+        _labels, prob = result.details["partitions"][i][0]
         assert prob == pytest.approx(max(wanted.partitions.values()), abs=1e-9)
 
 
