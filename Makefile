@@ -40,8 +40,8 @@ $(INSTALLED): pyproject.toml requirements.lock
 demo: $(INSTALLED) ## Run the demonstration
 	$(BIN)/capsules demo
 
-test: lint types ## Lint, check the types and run all tests
-	$(PYTEST)
+test: lint types ## Lint, check the types, run all tests and the notebooks
+	$(PYTEST) --nbmake tests notebooks
 
 test-fast: lint types ## The same without the slow tests
 	$(PYTEST) -m "not slow"

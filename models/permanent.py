@@ -45,7 +45,7 @@ def log_permanent(log_weights: Float[Array, "*batch M N"]) -> Float[Array, "*bat
 def injection_marginals(log_weights: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
     """Probability of each row having each column, the gradient of the log permanent."""
     _check_shape(log_weights.shape)
-    return jax.grad(lambda weights: _vectorised_log_permanent(weights).sum())(log_weights)
+    return _gradient(log_weights)
 
 
 def sample_injection(
@@ -105,12 +105,17 @@ def _forward(log_weights: Float[Array, "M N"]) -> list[Float[Array, " subsets"]]
     return tables
 
 
+@jax.jit  # in one piece even where the caller does not compile: there are thousands of small steps
 @functools.partial(jnp.vectorize, signature="(m,n)->()")
 def _vectorised_log_permanent(log_weights: Float[Array, "M N"]) -> Float[Array, ""]:
     total = _forward(log_weights)[-1][-1]
     return jnp.where(total > 0.1 * _LOG_ZERO, total, -jnp.inf)
 
 
+_gradient = jax.jit(jax.grad(lambda weights: _vectorised_log_permanent(weights).sum()))
+
+
+@jax.jit
 def _sample_one_matrix(keys: Array, log_weights: Float[Array, "M N"]) -> Int[Array, "samples M"]:
     """Walk the tables back from the full set: each column picks its row, or stays free."""
     num_rows, num_columns = log_weights.shape

@@ -1,4 +1,4 @@
-"""Exact inference against brute force over all permutations, and by an independent estimate."""
+"""Exact inference against brute force over all permutations, and an independent estimate."""
 
 import functools
 
