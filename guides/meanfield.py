@@ -210,9 +210,10 @@ def elbo_terms(
             `guides.projections`.
         log_likelihood: `expected_log_likelihood` at these poses and this precision.
     """
-    prior = jnp.where(match_probs == 0, 0.0, log_prior(model, part_probs))
+    prior = log_prior(model, part_probs)
     if part_probs is not None:  # dummy rows have no part probabilities to be uncertain about
         prior = jnp.where(model.seen.any(axis=1)[:, None], prior, jnp.log(match_probs))
+    prior = jnp.where(match_probs == 0, 0.0, prior)
     part_kl = 0.0 if part_probs is None else part_probs.kl
     return ElboTerms(
         log_likelihood=matrix_sum(match_probs * log_likelihood),

@@ -6,7 +6,7 @@ Three choices of q(Z), each maximising sum r log rho + H(R) over its own set wit
   inequality (`docs/bound.md`) the ELBO less log perm(A) - log(N!/N^N) is a lower bound on the log
   evidence.
 - `bethe`: doubly stochastic R, entropy -sum r log r + sum (1 - r) log(1 - r). Gurvits' inequality
-  makes the ELBO less log perm(A) a lower bound, and a tighter one.
+  makes the ELBO less log perm(A) a lower bound too, tighter where R is near a permutation.
 - `softmax`: every row by itself, the mixture model.
 
 Scene axes last. Each projection takes and returns a `carry`, its warm start for the next step; the

@@ -46,6 +46,13 @@ def run(
     # Rows are exchangeable in name only: the points are moved to the front, and moved back after.
     order = np.argsort(~scenes.present, axis=1, kind="stable")
     sizes = scenes.present.sum(axis=1)
+    logits = np.asarray(example.match_logits)
+    moved = (order != np.arange(order.shape[1])).any() and not (logits == logits[0]).all()
+    if moved and not what_varies(program, scenes.take(0)).match_logits:
+        raise InputError(
+            "the match prior of this program differs from row to row but not with the scene, and "
+            "some scenes have missing rows before points; move the points to the front"
+        )
     outputs: list[Any] = [None] * len(sizes)
     finished = 0
     for num_points in np.unique(sizes):

@@ -79,7 +79,11 @@ def engine(
 
         model = read_batch(program, scenes, varies)
         state = begin(model, projection, jax.vmap(make_start, out_axes=-1)(scenes, keys))
-        return Pool(model, projection.log_normalizer(model.match_logits), state)
+        if model.part_prior is None:
+            log_normalizer = projection.log_normalizer(model.match_logits)
+        else:  # the expected log probabilities stand in for the prior's own weights
+            log_normalizer = jnp.zeros(1)
+        return Pool(model, log_normalizer, state)
 
     @jax.jit
     def advance(pool: Pool) -> Pool:

@@ -71,7 +71,11 @@ class Result:
             else value
             for name, value in self.details.items()
         }
-        return replace(self, scene=self.scene.take(index), details=details, **parts)
+        steps = self.history
+        history = None if steps is None else {name: x[:, index] for name, x in steps.items()}
+        return replace(
+            self, scene=self.scene.take(index), details=details, history=history, **parts
+        )
 
 
 def partition(

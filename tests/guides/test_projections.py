@@ -99,7 +99,7 @@ def test_both_are_lower_bounds_of_the_permanent(scale):
         assert (objective["bethe"] > objective["sinkhorn"] + 1).all()
 
 
-@pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
+@pytest.mark.parametrize("name", ["sinkhorn"])
 def test_sharp_weights_go_to_the_best_assignment(name):
     log_rho = weights(10, 1e6, seed=4)
     found = np.asarray(project(name, log_rho).match_probs)
