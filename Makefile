@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 NOTEBOOK := $(VENV)/.notebook
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help install demo test test-fast lint types format bench notebook clean lock
+.PHONY: help install demo test test-all test-fast lint types format bench notebook clean lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,10 +40,13 @@ $(INSTALLED): pyproject.toml requirements.lock
 demo: $(INSTALLED) ## Run the demonstration
 	$(BIN)/capsules demo
 
-test: lint types ## Lint, check the types, run all tests and the notebooks
+test: lint types ## Lint, check the types, run the tests that are not slow and the notebooks
+	$(PYTEST) -m "not slow" --nbmake tests notebooks
+
+test-all: lint types ## The same with the slow tests of the methods
 	$(PYTEST) --nbmake tests notebooks
 
-test-fast: lint types ## The same without the slow tests
+test-fast: lint types ## The same without the notebooks
 	$(PYTEST) -m "not slow"
 
 lint: $(INSTALLED) ## Check style and formatting

@@ -28,6 +28,8 @@ from models.templates import shapes, stack
 from tests import oracle, oracle_inference
 from tests.problems import DESIGNS, make_problem, random_match, stack_problems
 
+pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
+
 PARTS = stack(shapes("square", "triangle", "square"))
 N, K, P = PARTS.num_parts, PARTS.num_objects, PARTS.pose_dim
 

@@ -11,6 +11,8 @@ from scipy.optimize import linear_sum_assignment
 from guides.projections import EXACT_NORMALIZER, PROJECTIONS, bethe, sinkhorn, softmax
 from tests import oracle, oracle_inference
 
+pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
+
 SIZE = 5
 
 
