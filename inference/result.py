@@ -33,6 +33,11 @@ class Result:
     seconds: float = 0.0
     history: dict[str, Any] | None = None
     """What happened at each step, where it was asked for."""
+    draws: dict[str, np.ndarray] | None = None
+    """Draws of a sampling method by site, (chains, draws, ...); `match` is the part of each row, -1
+    in dummy rows. For single scenes only."""
+    sample_stats: dict[str, np.ndarray] | None = None
+    """What the sampler says of each draw, (chains, draws), under ArviZ's names."""
     details: dict[str, Any] = field(default_factory=dict)
     """What only this method has to say."""
 
