@@ -83,32 +83,26 @@ class bethe:
         log_rho: Float[Array, "N N *scenes"], carry: Float[Array, "N N *scenes"], tolerance: float
     ) -> Projected:
         log_rho = jnp.maximum(log_rho, -1e30)
+        possible = log_rho > -1e29
 
-        def beliefs(to_rows: Array) -> tuple[Array, Array, Array]:
-            to_columns = -_log_sum_of_others(log_rho + to_rows, axis=1)
-            to_rows = -_log_sum_of_others(log_rho + to_columns, axis=0)
-            return to_rows, jax.nn.sigmoid(log_rho + to_columns + to_rows), to_columns
-
-        def unfinished(loop: tuple[Array, Array, Array, Array]) -> Bool[Array, ""]:
-            return jnp.any(loop[2] > tolerance) & (loop[3] < 2000)
-
-        def pass_messages(
-            loop: tuple[Array, Array, Array, Array],
-        ) -> tuple[Array, Array, Array, Array]:
+        def pass_messages(loop: tuple[Array, ...]) -> tuple[Array, ...]:
             old, _, _, count = loop
-            new, match_probs, _ = beliefs(old)
+            to_columns = -_log_sum_of_others(log_rho + old, axis=1)
+            new = -_log_sum_of_others(log_rho + to_columns, axis=0)
+            match_probs = jax.nn.sigmoid(log_rho + to_columns + new)
             rows = jnp.abs(total(match_probs, axis=1) - 1.0).max(axis=0)
             columns = jnp.abs(total(match_probs, axis=0) - 1.0).max(axis=0)
-            error = jnp.maximum(rows, columns)
-            return (
-                jnp.where(error <= tolerance, old, 0.5 * (old + new)),
-                match_probs,
-                error,
-                count + 1,
-            )
+            # R may look like a permutation long before the messages know which one.
+            moved = jnp.where(possible, jnp.abs(new - old) / (1.0 + jnp.abs(old)), 0.0)
+            error = jnp.maximum(jnp.maximum(rows, columns), moved.max(axis=(0, 1)))
+            damped = jnp.where(error <= tolerance, old, 0.5 * (old + new))
+            return damped, match_probs, error, count + 1
+
+        def unfinished(loop: tuple[Array, ...]) -> Bool[Array, ""]:
+            return jnp.any(loop[2] > tolerance) & (loop[3] < 2000)
 
         far = jnp.full(log_rho.shape[2:], jnp.inf)
-        loop = (carry, jnp.zeros_like(log_rho), far, jnp.zeros((), int))
+        loop: tuple[Array, ...] = (carry, jnp.zeros_like(log_rho), far, jnp.zeros((), int))
         carry, match_probs, error, _ = jax.lax.while_loop(unfinished, pass_messages, loop)
         return Projected(match_probs, bethe.entropy(match_probs), carry, error)
 

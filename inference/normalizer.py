@@ -43,9 +43,8 @@ def log_prior_normalizer(
         size = logits.shape[-1]
         values = size * logits[:, 0, 0] + math.lgamma(size + 1)
     else:
-        present = np.broadcast_to(scenes.present, (len(logits), logits.shape[-1]))
         known: dict[bytes, float] = {}
-        for matrix, mask in zip(logits, present, strict=True):
+        for matrix, mask in zip(logits, scenes.present[: len(logits)], strict=True):
             name = matrix.tobytes()
             if name not in known:
                 known[name] = _log_permanent_by_components(matrix, mask)

@@ -48,8 +48,7 @@ def structure(model: Conjugate) -> Structure:
     most = max(len(group) for group in groups)
     members = np.array([np.r_[g, np.repeat(g[0], most - len(g))] for g in groups])
     valid = np.arange(most) < np.array([len(g) for g in groups])[:, None]
-    features = np.asarray(model.parts.feature_mask).sum(axis=1).max()
-    basis_size = min(-(-pose_dim // int(features)), min(len(g) for g in groups))
+    basis_size = min(-(-pose_dim // model.parts.num_features), min(len(g) for g in groups))
     return Structure(owner, members, valid, basis_size, pose_dim)
 
 

@@ -185,6 +185,27 @@ def test_the_closed_form_is_numpyros_elbo_with_an_unknown_precision():
     assert abs(estimate - terms.elbo) < 5 * error
 
 
+def test_the_closed_form_is_numpyros_elbo_with_unknown_part_probabilities():
+    prior = np.array([1.0, 2.0, 0.5, 1.5, 1.0])
+    this = functools.partial(program, dirichlet=prior)
+    rng = np.random.default_rng(9)
+    scene = make_scene(rng.normal(size=(N, 2)), N)  # dummy rows have no part probabilities
+    match_probs, mean, factor = factors(rng)
+    factor = 0.05 * factor  # so that chance lies in the part probabilities
+    match_probs = match_probs * rng.uniform(0.5, 2.0, size=N)
+    match_probs = match_probs / match_probs.sum(axis=1, keepdims=True)
+    model = read(this, scene)
+    part_probs = meanfield.update_part_probs(model, match_probs)
+    parameters = guide_parameters(match_probs, mean, factor) | {
+        "part_concentration": prior + match_probs.sum(axis=0)
+    }
+    guide = mean_field_guide(this, scene)
+    estimate, error = monte_carlo(this, scene, guide, parameters, count=20_000)
+    terms = closed_form(model, match_probs, mean, factor, 0.0, part_probs=part_probs)
+    assert abs(estimate - terms.elbo) < 5 * error
+    assert error < 0.0005 * abs(terms.elbo)
+
+
 @pytest.mark.filterwarnings("ignore:Currently, SVI with TraceMeanField_ELBO loss does not support")
 def test_svi_climbs_the_same_elbo():
     this = functools.partial(program, match_prior=MATCH_PRIORS["uniform"])

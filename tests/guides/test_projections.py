@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from guides.projections import EXACT_NORMALIZER, PROJECTIONS, bethe, sinkhorn, softmax
+from guides.projections import PROJECTIONS
 from tests import oracle, oracle_inference
 
 pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
@@ -101,45 +101,13 @@ def test_both_are_lower_bounds_of_the_permanent(scale):
         assert (objective["bethe"] > objective["sinkhorn"] + 1).all()
 
 
-@pytest.mark.parametrize("name", ["sinkhorn"])
+@pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
 def test_sharp_weights_go_to_the_best_assignment(name):
     log_rho = weights(10, 1e6, seed=4)
     found = np.asarray(project(name, log_rho).match_probs)
     for i in range(10):
         rows, columns = linear_sum_assignment(log_rho[..., i], maximize=True)
         np.testing.assert_allclose(found[rows, columns, i], 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
-def test_the_normaliser_is_that_of_the_prior(name):
-    logits = weights(4, 1.0)
-    wanted = np.array([oracle.log_permanent(logits[..., i]) for i in range(4)])
-    if name == "sinkhorn":
-        wanted -= oracle.log_van_der_waerden(SIZE)
-    np.testing.assert_allclose(PROJECTIONS[name].log_normalizer(jnp.asarray(logits)), wanted)
-
-
-def test_the_normaliser_of_the_uniform_prior_is_nothing_however_large():
-    for size in (3, EXACT_NORMALIZER, EXACT_NORMALIZER + 9):
-        uniform = jnp.full((size, size, 2), -np.log(size))
-        np.testing.assert_allclose(sinkhorn.log_normalizer(uniform), 0, atol=1e-9)
-
-
-def test_the_normaliser_of_a_large_prior_is_an_upper_bound():
-    """Where the permanent is out of reach: for a block matrix it is known."""
-    size = EXACT_NORMALIZER + 2
-    logits = np.full((size, size, 1), -np.inf)
-    for start in range(0, size, 2):
-        logits[start : start + 2, start : start + 2] = 0.0
-    known = size / 2 * np.log(2)
-    assert bethe.log_normalizer(jnp.asarray(logits))[0] >= known - 1e-9
-
-
-def test_the_normaliser_of_a_mixture_is_that_of_its_rows():
-    logits = weights(3, 1.0)
-    np.testing.assert_allclose(
-        softmax.log_normalizer(jnp.asarray(logits)), np.log(np.exp(logits).sum(axis=1)).sum(axis=0)
-    )
 
 
 @pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
@@ -151,9 +119,7 @@ def test_a_warm_start_ends_in_the_same_place(name):
     np.testing.assert_allclose(warm.match_probs, cold.match_probs, atol=1e-9)
     elsewhere = project(name, weights(5, 2.0, seed=9)).carry
     again = projection.project(jnp.asarray(log_rho), elsewhere, 1e-12)
-    # Belief propagation goes by the sums of R, which leave R itself less certain.
-    atol = 1e-9 if name == "sinkhorn" else 1e-6
-    np.testing.assert_allclose(again.match_probs, cold.match_probs, atol=atol)
+    np.testing.assert_allclose(again.match_probs, cold.match_probs, atol=1e-9)
     values = [
         np.sum(p.match_probs * log_rho, axis=(0, 1)) + np.asarray(p.entropy) for p in (again, cold)
     ]

@@ -234,7 +234,7 @@ def test_a_scene_that_is_too_large_is_refused_with_its_cost():
     parts = stack(shapes(*["plane"] * 4))
     this = functools.partial(constellation, parts=parts)
     scene = make_scene(np.random.default_rng(0).normal(size=(24, 2)), parts.num_parts)
-    with pytest.raises(InputError, match=r"24 points .* injections .* GiB.* use the variational"):
+    with pytest.raises(InputError, match=r"24 points .* placements .* GiB.* use the variational"):
         exact.run(this, scene)
 
 
