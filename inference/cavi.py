@@ -6,6 +6,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -14,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from guides.projections import PROJECTIONS
+from inference import presence
 from inference.ascent import Schedule
-from inference.normalizer import log_prior_normalizer
+from inference.normalizer import data_log_prob, log_prior_normalizer
 from inference.pool import Engine, best_of_restarts, run_keys
 from inference.pool import engine as make_engine
 from inference.result import Result, partition
@@ -75,6 +77,19 @@ def run(
     if restarts < 1:
         raise InputError(f"wanted at least one restart, got {restarts}; try 32")
     scenes = check_scene(scene).batch()
+    if presence.has_presence(program, scenes.take(0)):
+        solve = partial(
+            run,
+            key=key,
+            restarts=restarts,
+            start=start,
+            projection=projection,
+            schedule=schedule,
+            progress=progress,
+        )
+        result = presence.run(solve, program, scenes)
+        result = result if scene.is_batch else result.take(0)
+        return replace(result, seconds=time.perf_counter() - began)
     check_program(program, scenes.take(0))
     check_conjugate(program, scenes.take(0))
     example = read(program, scenes.take(0))
@@ -87,13 +102,14 @@ def run(
             f"{example.match_family.__name__}; a MixtureMatch wants 'softmax', the other priors "
             "'sinkhorn' or 'bethe'"
         )
-    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
-    engine = make_engine(program, projection, start, schedule, shape, has_types)
+    layout = scenes.layout
+    engine = make_engine(program, projection, start, schedule, layout)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     best = best_of_restarts(engine, scenes, base_key, restarts, progress)
-    constant = np.full(len(scenes.points), PROJECTIONS[projection].log_bound(shape[0]))
+    constant = np.full(len(scenes.points), PROJECTIONS[projection].log_bound(layout.num_rows))
     if example.part_prior is None:  # unknown part probabilities are normalised as they stand
         constant -= log_prior_normalizer(program, scenes, or_bound=True)
+    constant += data_log_prob(program, scenes)
     result = Result(
         method={"softmax": "gmm", "bethe": "bethe"}.get(projection, "ds"),
         scene=scenes,

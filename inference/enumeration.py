@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from inference.subsets import Level, Placements, fewest, levels, placements, refuse_if_too_large
 from models import AnyArray
 from models.linalg import inverse_and_log_det, total
-from models.reading import Conjugate
+from models.reading import Conjugate, templates_alike
 
 LOG_ZERO = -1e30
 """The log of a weight of zero: finite, so that differences of two of them are no NaN."""
@@ -77,20 +77,17 @@ def make_plan(pieces: Conjugate, num_points: int) -> Plan:
     parts = tuple(np.flatnonzero(owner == k) for k in range(pieces.num_objects))
     sizes = tuple(len(p) for p in parts)
     refuse_if_too_large(num_points, sizes)
-    of_parts = [x for x in pieces.parts if x is not pieces.parts.owner]
-
-    def alike(j: int, k: int) -> bool:
-        if sizes[j] != sizes[k]:
-            return False
-        pairs = [(x[parts[j]], x[parts[k]]) for x in of_parts]
-        pairs += [(x[j], x[k]) for x in (pieces.pose_mean, pieces.pose_covariance)]
-        pairs += [(pieces.match_logits[:, parts[j]], pieces.match_logits[:, parts[k]])]
-        return all(not isinstance(a, jax.core.Tracer) and np.array_equal(a, b) for a, b in pairs)
-
     objects = range(len(parts))
+    template = list(templates_alike(pieces))
+    logits = pieces.match_logits
+    for k, first in enumerate(template):
+        if isinstance(logits, jax.core.Tracer) or not np.array_equal(
+            logits[:, parts[first]], logits[:, parts[k]]
+        ):
+            template[k] = k
     return Plan(
         parts=parts,
-        template=tuple(next(j for j in objects if j == k or alike(j, k)) for k in objects),
+        template=tuple(template),
         placed=tuple(
             placements(num_points, sizes[k], fewest(num_points, sizes, k)) for k in objects
         ),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from inference import presence
 from inference.enumeration import (
     Moments,
     Plan,
@@ -20,7 +21,7 @@ from inference.enumeration import (
     moments,
     sum_over_matches,
 )
-from inference.normalizer import log_prior_normalizer
+from inference.normalizer import data_log_prob, log_prior_normalizer
 from inference.parses import Draws, Parses, best_match, best_parses, draw, group_labels
 from inference.result import Result
 from models import AnyArray
@@ -37,7 +38,7 @@ from models.reading import (
     trace_pieces,
     what_varies,
 )
-from models.scenes import Scene, check_scene
+from models.scenes import Layout, Scene, check_scene
 
 NUM_PARTITIONS = 4
 """Most probable partitions that are reported."""
@@ -72,6 +73,11 @@ def run(
     """
     began = time.perf_counter()
     scenes = check_scene(scene).batch()
+    if presence.has_presence(program, scenes.take(0)):
+        solve = functools.partial(run, progress=progress)
+        result = presence.run(solve, program, scenes)
+        result = result if scene.is_batch else result.take(0)
+        return replace(result, seconds=time.perf_counter() - began)
     example = _checked(program, scenes.take(0))
     owner = np.asarray(example.parts.owner)
     num_scenes, num_rows = scenes.present.shape
@@ -108,7 +114,7 @@ def run(
         owner=owner,
         converged=np.ones(num_scenes, bool),
         steps=np.ones(num_scenes, int),
-        log_evidence=log_sum - _known_normalizer(program, scenes),
+        log_evidence=log_sum - _known_normalizer(program, scenes) + data_log_prob(program, scenes),
         details={"partitions": partitions, "best_match": parts},
     )
     result = result if scene.is_batch else result.take(0)
@@ -125,8 +131,8 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     scenes = check_scene(scene).batch()
     _checked(program, scenes.take(0))
     order, sizes = _points_first(scenes.present)
-    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
-    sampler = _sampler(program, int(sizes[0]), shape, has_types, num_draws)
+    layout = scenes.layout
+    sampler = _sampler(program, int(sizes[0]), layout, num_draws)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     drawn = jax.tree.map(np.asarray, sampler(base_key, Scene(**scenes.observed), order))
     match = np.full((num_draws, scenes.points.shape[1]), -1)
@@ -166,10 +172,10 @@ def _solutions(
     sizes: Int[np.ndarray, " scenes"],
 ) -> Iterator[tuple[Int[np.ndarray, " some"], Plan, Solution]]:
     """Solve scenes of the same number of points together, some at a time."""
-    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
+    layout = scenes.layout
     for num_points in np.unique(sizes):
-        plan = _plan(program, int(num_points), shape, has_types)
-        solve = _solver(program, int(num_points), shape, has_types)
+        plan = _plan(program, int(num_points), layout)
+        solve = _solver(program, int(num_points), layout)
         chosen = np.flatnonzero(sizes == num_points)
         cells = max(placed.subset.size for placed in plan.placed)
         chunk = 1 << max(0, min(32, len(chosen), _CELLS // cells) - 1).bit_length()
@@ -192,21 +198,21 @@ def _first(solution: Solution, count: int) -> Solution:
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(program: Program, num_points: int, shape: tuple[int, int], has_types: bool) -> Plan:
-    return trace_pieces(program, shape, has_types, lambda pieces: make_plan(pieces, num_points))
+def _plan(program: Program, num_points: int, layout: Layout) -> Plan:
+    return trace_pieces(program, layout, lambda pieces: make_plan(pieces, num_points))
 
 
 @functools.lru_cache(maxsize=64)
 def _solver(
-    program: Program, num_points: int, shape: tuple[int, int], has_types: bool
+    program: Program, num_points: int, layout: Layout
 ) -> Callable[[Scene, Int[AnyArray, "scenes N"]], Solution]:
     """Compiled once for each number of points."""
-    plan = _plan(program, num_points, shape, has_types)
+    plan = _plan(program, num_points, layout)
     swaps = math.prod(math.factorial(plan.template.count(first)) for first in set(plan.template))
 
     @jax.jit
     def solve(scenes: Scene, order: Int[AnyArray, "scenes N"]) -> Solution:
-        _, fits, tables = _summed(program, plan, shape, has_types, scenes, order)
+        _, fits, tables = _summed(program, plan, layout, scenes, order)
         return Solution(
             tables.evidence,
             moments(plan, tables),
@@ -220,13 +226,13 @@ def _solver(
 
 @functools.lru_cache(maxsize=64)
 def _sampler(
-    program: Program, num_points: int, shape: tuple[int, int], has_types: bool, num_draws: int
+    program: Program, num_points: int, layout: Layout, num_draws: int
 ) -> Callable[[Array, Scene, Int[AnyArray, "1 N"]], Draws]:
-    plan = _plan(program, num_points, shape, has_types)
+    plan = _plan(program, num_points, layout)
 
     @jax.jit
     def sampler(key: Array, scenes: Scene, order: Int[AnyArray, "1 N"]) -> Draws:
-        model, _, tables = _summed(program, plan, shape, has_types, scenes, order)
+        model, _, tables = _summed(program, plan, layout, scenes, order)
         return draw(key, model, plan, tables, num_draws)
 
     return sampler
@@ -235,13 +241,12 @@ def _sampler(
 def _summed(
     program: Program,
     plan: Plan,
-    shape: tuple[int, int],
-    has_types: bool,
+    layout: Layout,
     scenes: Scene,
     order: Int[AnyArray, "scenes N"],
 ) -> tuple[Conjugate, Bool[Array, " scenes"], Tables]:
     """The model with its points first, whether its rows fit the plan, and the sums."""
-    model = read_batch(program, scenes, what_varies(program, shape, has_types))
+    model = read_batch(program, scenes, what_varies(program, layout))
 
     def reorder(x: Array) -> Array:
         wide = jnp.broadcast_to(x, (*x.shape[:-1], len(order)))
@@ -253,7 +258,7 @@ def _summed(
         seen=reorder(model.seen),
         match_logits=reorder(model.match_logits),
     )
-    is_point = np.arange(shape[0])[:, None, None] < plan.num_points
+    is_point = np.arange(layout.num_rows)[:, None, None] < plan.num_points
     dummies = model.match_logits[plan.num_points :]
     alike = jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))
     fits = jnp.all(model.seen == is_point, axis=(0, 1)) & alike

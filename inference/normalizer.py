@@ -1,22 +1,24 @@
-"""The normaliser of the match prior: what the weights of all matches sum to.
+"""The constants of an evidence: the normaliser of the match prior, and what else is observed.
 
-It is a constant of the scene and of no interest to the fit, but an ELBO or an evidence is not worth
-much without it. Scenes are few kinds: where the prior does not depend on the scene it is computed
-once, where it is uniform in closed form.
+The normaliser is what the weights of all matches sum to, a constant of the scene: of no interest to
+the fit, but an ELBO or an evidence is not worth much without it. Where the prior does not depend on
+the scene it is computed once, and where it is uniform in closed form.
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 from scipy.sparse.csgraph import connected_components
 
 from models.match import MixtureMatch
 from models.permanent import MAX_ROWS, log_permanent
-from models.reading import Program, read, what_varies
+from models.reading import Program, log_prob_of_data, read, what_varies
 from models.scenes import Scene
 
 
@@ -32,9 +34,8 @@ def log_prior_normalizer(
     observed = Scene(**scenes.observed)
     first = scenes.take(0)
     example = read(program, first)
-    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
-    if what_varies(program, shape, has_types).match_logits:
-        logits = np.asarray(jax.jit(jax.vmap(lambda s: read(program, s).match_logits))(observed))
+    if what_varies(program, scenes.layout).match_logits:
+        logits = np.asarray(_logits_reader(program)(observed))
     else:
         logits = np.asarray(example.match_logits)[None]
     if example.match_family is MixtureMatch:
@@ -53,6 +54,21 @@ def log_prior_normalizer(
             row_sums = np.asarray(logsumexp(logits, axis=-1).sum(axis=-1))
             values = np.where(np.isnan(values), row_sums, values)
     return np.broadcast_to(values, len(scenes.points))
+
+
+def data_log_prob(program: Program, scenes: Scene) -> Float[np.ndarray, " scenes"]:
+    """Log density of what the program observes besides the points, for each scene."""
+    return np.asarray(_evaluator(program)(Scene(**scenes.observed)))
+
+
+@functools.lru_cache(maxsize=32)
+def _logits_reader(program: Program) -> Callable[[Scene], Float[Array, "scenes N N"]]:
+    return jax.jit(jax.vmap(lambda scene: read(program, scene).match_logits))
+
+
+@functools.lru_cache(maxsize=32)
+def _evaluator(program: Program) -> Callable[[Scene], Float[Array, " scenes"]]:
+    return jax.jit(jax.vmap(lambda scene: log_prob_of_data(program, scene)))
 
 
 def _log_permanent_by_components(
@@ -85,10 +101,15 @@ def _log_permanent_by_components(
         rows, columns = (np.flatnonzero(x == group) for x in np.split(label, [len(points)]))
         if not len(rows):
             log_sum += 0.0 if len(dummies) else -math.inf  # a part that no point can meet
-        elif len(rows) > len(columns):
+            continue
+        block = relative[np.ix_(rows, columns)]
+        if len(rows) > len(columns):
             return -math.inf
-        elif len(rows) > MAX_ROWS:
-            return math.nan
+        if (block == block[0, 0]).all():
+            log_sum += len(rows) * float(block[0, 0]) + math.lgamma(len(columns) + 1)
+            log_sum -= math.lgamma(len(columns) - len(rows) + 1)
+        elif len(rows) <= MAX_ROWS:
+            log_sum += float(log_permanent(jnp.asarray(block)))
         else:
-            log_sum += float(log_permanent(jnp.asarray(relative[np.ix_(rows, columns)])))
+            return math.nan
     return log_sum

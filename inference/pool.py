@@ -21,7 +21,7 @@ from inference.ascent import Schedule, State, begin, step
 from inference.starts import Start, Structure
 from models import AnyArray
 from models.reading import Conjugate, Program, read, read_batch, trace_pieces, what_varies
-from models.scenes import Scene
+from models.scenes import Layout, Scene
 
 STARTS = {"uniform": starts.uniform, "poses": starts.poses}
 
@@ -58,12 +58,11 @@ def engine(
     projection_name: str,
     start: str,
     schedule: Schedule,
-    shape: tuple[int, int],
-    has_types: bool,
+    layout: Layout,
 ) -> Engine:
     """Built once; JAX compiles each part once for each width of the pool."""
-    structure = trace_pieces(program, shape, has_types, starts.structure)
-    varies = what_varies(program, shape, has_types)
+    structure = trace_pieces(program, layout, starts.structure)
+    varies = what_varies(program, layout)
     projection = PROJECTIONS[projection_name]
 
     @jax.jit

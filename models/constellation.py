@@ -17,6 +17,7 @@ from models.match import (
     DoublyStochasticMatch,
     MixtureMatch,
     PermutationMatch,
+    presence_logits,
     uniform_probs,
 )
 from models.templates import Parts, shapes, stack
@@ -87,6 +88,46 @@ def published_mixture(
     part_probs = numpyro.sample("part_probs", dist.Dirichlet(jnp.ones(parts.num_parts)))
     logits = jnp.broadcast_to(jnp.log(part_probs), (parts.num_parts, parts.num_parts))
     match = numpyro.sample("match", MixtureMatch(logits))
+    likelihood = MatchedParts(match, pose, parts, precision=precision, beta=beta, present=present)
+    return numpyro.sample("points", likelihood, obs=points)
+
+
+def presence_constellation(
+    points: Float[Array, "N d"] | None = None,
+    present: Bool[Array, " N"] | None = None,
+    presence: Bool[Array, " K"] | None = None,
+    *,
+    presence_prob: ArrayLike = 0.5,
+    visibility: ArrayLike = 1.0,
+    precision: ArrayLike = 3e3,
+    beta: ArrayLike = 1.0,
+    parts: Parts = PARTS,
+) -> Float[Array, "N d"]:
+    """A scene of some of the objects: which of them are there is unknown too.
+
+        presence_k ~ Bernoulli(presence_prob)            for each object k
+        pose_k     ~ Normal(mu_0, D_0)
+        count      ~ Binomial(parts of present objects, visibility)
+        match      ~ uniform over matches of the points with parts of present objects
+        point_m    ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
+
+    Args:
+        presence: which objects are there, where that is known.
+        presence_prob: of each object.
+        visibility: probability that a part of a present object is seen.
+    """
+    num_parts = parts.num_parts
+    with numpyro.plate("object", parts.num_objects):
+        pose = numpyro.sample(
+            "pose", dist.MultivariateNormal(jnp.zeros(parts.pose_dim), jnp.eye(parts.pose_dim))
+        )
+        presence = numpyro.sample("presence", dist.Bernoulli(presence_prob), obs=presence)
+    there = jnp.asarray(presence)[parts.owner].sum()
+    seen = None if present is None else present.sum()
+    count = numpyro.sample("count", dist.Binomial(there, visibility), obs=seen)
+    present = jnp.arange(num_parts) < count if present is None else present
+    logits = presence_logits(presence, visibility, present, parts.owner)
+    match = numpyro.sample("match", PermutationMatch(logits))
     likelihood = MatchedParts(match, pose, parts, precision=precision, beta=beta, present=present)
     return numpyro.sample("points", likelihood, obs=points)
 

@@ -20,11 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.distributions import Distribution
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
+from models import AnyArray
 from models.assignment import best_assignment, birkhoff_draw
 from models.constraints import (
     all_permutation_matrices,
@@ -267,6 +269,23 @@ def typed_probs(
     num_dummies = jnp.maximum((~present).sum(), 1)
     dummy = (1.0 - points.sum(axis=0)) / num_dummies
     return jnp.where(present[:, None], points, dummy)
+
+
+def presence_logits(
+    presence: Bool[Array, " K"],
+    visibility: ArrayLike,
+    present: Bool[Array, " N"],
+    owner: Int[AnyArray, " N"],
+) -> Float[Array, "N N"]:
+    """Log weights of a match prior under which points are parts of present objects.
+
+    A part of a present object is seen with probability `visibility`; the dummy rows have the parts
+    that are not seen and all those of absent objects.
+    """
+    here = jnp.asarray(presence, bool)[owner]
+    seen = jnp.where(here, jnp.log(visibility), -jnp.inf)
+    unseen = jnp.where(here, jnp.log1p(-jnp.asarray(visibility, float)), 0.0)
+    return jnp.where(present[:, None], seen, unseen)
 
 
 def weighted_sum(

@@ -25,7 +25,7 @@ from models import AnyArray
 from models.errors import ConjugacyError, InputError
 from models.likelihood import MarginalParts, MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.scenes import Scene, check_scene
+from models.scenes import Layout, Scene, check_scene
 from models.templates import Parts
 
 Program = Callable[..., Any]
@@ -115,39 +115,66 @@ def read_batch(program: Program, scenes: Scene, varies: Conjugate) -> Conjugate:
     return jax.tree.map(lambda flag, x: x if flag else x[..., None], varies, pieces)
 
 
-def trace_pieces(
-    program: Program,
-    shape: tuple[int, int],
-    has_types: bool,
-    look: Callable[[Conjugate], Seen],
-) -> Seen:
-    """Look at the pieces of a program as they are traced for a batch of scenes of this shape.
+def trace_pieces(program: Program, layout: Layout, look: Callable[[Conjugate], Seen]) -> Seen:
+    """Look at the pieces of a program as they are traced for a batch of scenes of this layout.
 
     What depends on the scene is abstract there, and all the rest is concrete: templates and priors
     seldom depend on it, and to repeat them for each scene of a batch costs more memory traffic than
     all the rest.
     """
-    num_rows, _ = shape
-    types = np.zeros((1, num_rows), int) if has_types else None
-    scenes = Scene(np.zeros((1, *shape)), np.ones((1, num_rows), bool), point_type=types)
     seen = []
 
     def trace_one(scene: Scene) -> int:
         seen.append(look(read(program, scene)))
         return 0
 
-    jax.vmap(trace_one)(scenes)
+    jax.vmap(trace_one)(layout.blank().batch())
     return seen[0]
 
 
-def what_varies(program: Program, shape: tuple[int, int], has_types: bool) -> Conjugate:
+def what_varies(program: Program, layout: Layout) -> Conjugate:
     """For each piece whether it depends on the scene: found out by tracing, not by trying."""
     return trace_pieces(
         program,
-        shape,
-        has_types,
+        layout,
         lambda pieces: jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), pieces),
     )
+
+
+def templates_alike(pieces: Conjugate) -> tuple[int, ...]:
+    """For each object the first one that has the same template and the same pose prior.
+
+    What depends on the scene, and is abstract in `trace_pieces`, counts as different.
+    """
+    owner = np.asarray(pieces.parts.owner)
+    parts = [np.flatnonzero(owner == k) for k in range(pieces.num_objects)]
+    of_parts = [x for x in pieces.parts if x is not pieces.parts.owner]
+
+    def alike(j: int, k: int) -> bool:
+        if len(parts[j]) != len(parts[k]):
+            return False
+        pairs = [(x[parts[j]], x[parts[k]]) for x in of_parts]
+        pairs += [(x[j], x[k]) for x in (pieces.pose_mean, pieces.pose_covariance)]
+        return all(not isinstance(a, jax.core.Tracer) and np.array_equal(a, b) for a, b in pairs)
+
+    objects = range(len(parts))
+    return tuple(next(j for j in objects if j == k or alike(j, k)) for k in objects)
+
+
+def is_latent(program: Program, scene: Scene, name: str) -> bool:
+    """Whether a program has a latent site of this name at this scene."""
+    site = _sites(program, scene, lambda site: _placeholder(site, {})).get(name)
+    return site is not None and not site["is_observed"]
+
+
+def log_prob_of_data(program: Program, scene: Scene) -> Float[Array, ""]:
+    """Log density of what a program observes besides the points, a constant of the scene.
+
+    `check_conjugate` makes sure that it does not depend on a latent site.
+    """
+    sites = _sites(program, scene, lambda site: _placeholder(site, {}))
+    others = [s for name, s in sites.items() if s["is_observed"] and name != "points"]
+    return sum((jnp.sum(s["fn"].log_prob(s["value"])) for s in others), jnp.zeros(()))
 
 
 def check_conjugate(

@@ -15,24 +15,51 @@ from models import AnyArray
 from models.errors import InputError
 
 
+class Layout(NamedTuple):
+    """What all scenes of a batch have in common: enough to compile a method for them."""
+
+    num_rows: int
+    num_features: int
+    has_types: bool
+    num_objects: int | None
+    """Where it is known which objects are present, of how many."""
+
+    def blank(self) -> "Scene":
+        """A scene of this layout with nothing in it, as something to trace a program with."""
+        return Scene(
+            np.zeros((self.num_rows, self.num_features)),
+            np.ones(self.num_rows, bool),
+            point_type=np.zeros(self.num_rows, int) if self.has_types else None,
+            presence=None if self.num_objects is None else np.ones(self.num_objects, bool),
+        )
+
+
 class Scene(NamedTuple):
     """One scene or, with a leading axis, a batch of them.
 
     Rows that are not `present` are dummies: they make the match square and their values do not
     count. `object` is the truth where it is known: the object of each row, -1 for a dummy.
-    `point_type` is what kind of part each point is, where points have kinds (faces).
+    `point_type` is what kind of part each point is, where points have kinds (faces). `presence`
+    says which objects are there, where that is known and the program has a site for it.
     """
 
     points: Float[AnyArray, "*batch N d"]
     present: Bool[AnyArray, "*batch N"]
     object: Int[AnyArray, "*batch N"] | None = None
     point_type: Int[AnyArray, "*batch N"] | None = None
+    presence: Bool[AnyArray, "*batch K"] | None = None
 
     @property
     def observed(self) -> dict[str, AnyArray]:
-        """The arguments that a program takes: all but the truth."""
-        inputs = {"points": self.points, "present": self.present}
-        return inputs if self.point_type is None else inputs | {"point_type": self.point_type}
+        """The arguments that a program takes: all that is known but the truth."""
+        inputs = self._replace(object=None)._asdict()
+        return {name: value for name, value in inputs.items() if value is not None}
+
+    @property
+    def layout(self) -> Layout:
+        num_rows, num_features = np.shape(self.points)[-2:]
+        num_objects = None if self.presence is None else np.shape(self.presence)[-1]
+        return Layout(num_rows, num_features, self.point_type is not None, num_objects)
 
     @property
     def is_batch(self) -> bool:
@@ -118,7 +145,15 @@ def _checked_arrays(scene: Scene) -> Scene:
                 f"{array.shape} of type {array.dtype}; give each point one, missing ones -1"
             )
         whole[name] = array
-    return Scene(points, present, **whole)
+    presence = None if scene.presence is None else np.asarray(scene.presence)
+    if presence is not None and (
+        presence.dtype != bool or presence.shape[:-1] != present.shape[:-1]
+    ):
+        raise InputError(
+            f"presence wants true or false for each object, (..., objects), got {presence.shape} "
+            f"of type {presence.dtype}; leave it out if it is not known"
+        )
+    return Scene(points, present, **whole, presence=presence)
 
 
 def load_scenes(path: str | Path, *, limit: int | None = None) -> Scene:

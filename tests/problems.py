@@ -143,9 +143,7 @@ class Stacked(NamedTuple):
         return read_batch(
             self.program,
             self.scenes,
-            what_varies(
-                self.program, self.scenes.points.shape[1:], self.scenes.point_type is not None
-            ),
+            what_varies(self.program, self.scenes.layout),
         )
 
 
