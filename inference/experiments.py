@@ -45,7 +45,7 @@ class Cell(NamedTuple):
         return f"{self.method}-{self.preset}{beta}-sigma{self.sigma:.2f}"
 
 
-class TestSet(NamedTuple):
+class Scenes(NamedTuple):
     """The scenes of one noise level and, where a file has them, the predictions of CCAE."""
 
     scenes: Scene
@@ -77,14 +77,14 @@ def study_cells(study: str, methods: Sequence[str]) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def test_sets(folder: Path | None, draws: int, seed: int) -> dict[float, TestSet]:
+def scene_sets(folder: Path | None, draws: int, seed: int) -> dict[float, Scenes]:
     """The scenes of each noise level: drawn, or of files constellations_0.10.npz and so on."""
     if folder is None:
-        return {s: TestSet(sample_scenes(draws, s, seed), None) for s in SIGMAS}
+        return {s: Scenes(sample_scenes(draws, s, seed), None) for s in SIGMAS}
     return {sigma: _stored(folder / f"constellations_{sigma:.2f}.npz", draws) for sigma in SIGMAS}
 
 
-def _stored(path: Path, draws: int) -> TestSet:
+def _stored(path: Path, draws: int) -> Scenes:
     scenes = load_scenes(path, limit=draws)
     if scenes.object is None:
         raise InputError(
@@ -92,12 +92,12 @@ def _stored(path: Path, draws: int) -> TestSet:
         )
     with np.load(path) as file:
         if not {"ccae_object", "ccae_present"} <= set(file.files):
-            return TestSet(scenes, None)
+            return Scenes(scenes, None)
         occupied = file["present"][:draws].any(axis=1)
         predicted, present = (file[n][:draws][occupied] for n in ("ccae_object", "ccae_present"))
     owner = np.asarray(templates().owner)
     truth = np.where(scenes.present, scenes.object, -1)
-    return TestSet(scenes, ccae_scores(truth, predicted, present, owner))
+    return Scenes(scenes, ccae_scores(truth, predicted, present, owner))
 
 
 class Store:
@@ -107,7 +107,7 @@ class Store:
     scenes, seeds or settings are never taken for them.
     """
 
-    def __init__(self, folder: Path, tests: Mapping[float, TestSet], seed: int) -> None:
+    def __init__(self, folder: Path, tests: Mapping[float, Scenes], seed: int) -> None:
         self.folder, self.tests, self.seed = folder, tests, seed
 
     def place(self, cell: Cell) -> Path:

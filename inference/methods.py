@@ -46,7 +46,7 @@ def _exact(program: Program, scene: Scene, seed: int, progress: Progress | None)
     return exact.run(program, scene, progress=progress)
 
 
-_ASCENT = frozenset({"restarts", "start", "projection", "schedule", "restart_sparse"})
+_ASCENT = frozenset({"restarts", "start", "projection", "schedule", "fewest_points"})
 _RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover"})
 
 METHODS: dict[str, Method] = {

@@ -133,7 +133,7 @@ def best_of_restarts(
     scenes: Scene,
     base_key: Array,
     restarts: int,
-    restart_sparse: bool,
+    fewest_points: float,
     progress: Callable[[int, int], None] | None,
 ) -> Best:
     """Work off all runs through one pool of slots and keep the best of each scene."""
@@ -162,9 +162,8 @@ def best_of_restarts(
         done = np.flatnonzero(np.asarray(pool.state.done) & (slots[:, 0] >= 0))
         if len(done):
             finished = (pool.state, done, slots[done], scenes, engine.structure)
-            sparse = _keep_best(best, *finished, avoid_sparse=restart_sparse)
-            if restart_sparse:
-                queue.start_anew(slots[done][sparse])
+            sparse = _keep_best(best, *finished, fewest_points)
+            queue.start_anew(slots[done][sparse])
             slots[done] = -1
             if progress is not None:
                 running = int((slots[:, 0] >= 0).sum())
@@ -249,22 +248,21 @@ def _keep_best(
     jobs: Int[np.ndarray, "done 2"],
     scenes: Scene,
     structure: Structure,
-    avoid_sparse: bool,
+    fewest_points: float,
 ) -> Bool[np.ndarray, " done"]:
     """Compare finished runs with the best of their scenes; says which ended in a sparse solution.
 
-    Chosen by the ELBO alone, where sparse runs are to be avoided among the others if there are any.
+    Chosen by the ELBO alone, among runs that are not sparse if there are any.
     """
     match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
     elbo = np.asarray(state.terms.elbo)[slots]
-    sparse = _is_sparse(match_probs, scenes.present[jobs[:, 0]], structure.owner)
+    sparse = _is_sparse(match_probs, scenes.present[jobs[:, 0]], structure.owner, fewest_points)
     mean = np.moveaxis(np.asarray(state.pose.mean)[..., slots], (0, 1, 2), (2, 1, 0))
     covariance = np.moveaxis(np.asarray(state.pose.covariance)[..., slots], (2, 3), (1, 0))
     converged, steps = np.asarray(state.converged)[slots], np.asarray(state.steps)[slots]
     for i in np.lexsort((jobs[:, 1],)):
         s = jobs[i, 0]
-        rank, best_rank = (not sparse[i], elbo[i]), (not best.sparse[s], best.elbo[s])
-        better = rank > best_rank if avoid_sparse else elbo[i] > best.elbo[s]
+        better = (not sparse[i], elbo[i]) > (not best.sparse[s], best.elbo[s])
         if better:
             best.match_probs[s], best.pose_mean[s] = match_probs[i], mean[i]
             best.pose_covariance[s], best.elbo[s] = covariance[i], elbo[i]
@@ -277,10 +275,11 @@ def _is_sparse(
     match_probs: Float[np.ndarray, "runs N N"],
     present: Bool[np.ndarray, "runs N"],
     owner: Int[np.ndarray, " N"],
+    fewest_points: float = 2.0,
 ) -> Bool[np.ndarray, " runs"]:
     """The paper's rule: some r above 0.9 for an object that has less than two points in all."""
     of_points = np.where(present[..., None], match_probs, 0.0)
     groups = np.eye(owner.max() + 1)[owner].T.astype(bool)
     surely = np.stack([(of_points[..., g] > 0.9).any(axis=(-2, -1)) for g in groups], axis=-1)
     mass = np.stack([of_points[..., g].sum(axis=(-2, -1)) for g in groups], axis=-1)
-    return np.any(surely & (mass < 2 - 1e-6), axis=-1)
+    return np.any(surely & (mass < fewest_points - 1e-6), axis=-1)

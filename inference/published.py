@@ -93,8 +93,8 @@ PARTITION: dict[tuple[str, float | None, float], Row] = {
     ("ransac", None, 0.1): (0.992, 0.979, 0.034, 0.961),
     ("ransac", None, 0.25): (0.965, 0.914, 0.135, 0.843),
 }
-"""The tables with the ground-truth missing mask. RANSAC has its row in the main table, but it is one
-of partitions: by slots, of which nothing is known to any method, no row of ones can come about."""
+"""The tables with the ground-truth missing mask. RANSAC's row stands in the main table, but is of
+partitions: no method can know the slots of identical objects, and so have ones throughout."""
 
 PAPER = {"slots": SLOTS, "partition": PARTITION}
 """By protocol."""

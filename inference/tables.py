@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from inference.experiments import MAIN_BETA, Cell, Numbers, TestSet
+from inference.experiments import MAIN_BETA, Cell, Numbers, Scenes
 from inference.metrics import METRICS, Scores, Summary, paired_test, summarise
 from inference.plots import COLOURS, MARKERS, STYLE
 from inference.published import PAPER, SIGMAS
@@ -39,10 +39,10 @@ class Row(NamedTuple):
     ours: dict[str, dict[str, Summary]]
     """By preset and metric."""
 
-    @property
-    def label(self) -> str:
+    def label(self, with_beta: bool) -> str:
         name = NAMES.get(self.method, self.method)
-        return name if self.beta is None else f"{name} β₀={self.beta:g}"
+        beta = self.beta is not None and with_beta
+        return f"{name.removeprefix('GCM-')} β₀={self.beta:g}" if beta else name
 
 
 class Report(NamedTuple):
@@ -54,9 +54,14 @@ class Report(NamedTuple):
     rows: list[Row]
     tests: list[tuple[str, ...]]
 
+    @property
+    def by_beta(self) -> bool:
+        """Whether the table is about different initial betas."""
+        return len({row.beta for row in self.rows if row.beta is not None}) > 1
+
 
 def write_tables(
-    study: str, numbers: Mapping[Cell, Numbers], tests: Mapping[float, TestSet], folder: Path
+    study: str, numbers: Mapping[Cell, Numbers], tests: Mapping[float, Scenes], folder: Path
 ) -> Iterator[Path]:
     """Print the tables of a study and write each in three formats; yields the files."""
     console = Console()
@@ -76,7 +81,7 @@ def write_tables(
 
 
 def reports(
-    study: str, numbers: Mapping[Cell, Numbers], tests: Mapping[float, TestSet]
+    study: str, numbers: Mapping[Cell, Numbers], tests: Mapping[float, Scenes]
 ) -> list[Report]:
     """The tables of a study. The main one is shown under both protocols, apart."""
     main = {c: n for c, n in numbers.items() if c.beta in (None, MAIN_BETA)}
@@ -99,7 +104,7 @@ def reports(
 
 
 def _rows(
-    numbers: Mapping[Cell, Numbers], tests: Mapping[float, TestSet], protocol: str
+    numbers: Mapping[Cell, Numbers], tests: Mapping[float, Scenes], protocol: str
 ) -> list[Row]:
     rows = []
     for sigma in SIGMAS:
@@ -108,7 +113,7 @@ def _rows(
             paper = PAPER[protocol].get(("ccae", None, sigma))
             ours = {"paper": _summaries(scores[protocol])}
             rows.append(Row("ccae", None, sigma, paper, ours))
-        for method, beta in dict.fromkeys((c.method, c.beta) for c in numbers):
+        for method, beta in sorted({(c.method, c.beta) for c in numbers}, key=_place):
             cells = {
                 c.preset: n
                 for c, n in numbers.items()
@@ -119,12 +124,17 @@ def _rows(
     return rows
 
 
+def _place(row: tuple[str, float | None]) -> tuple[int, float]:
+    """Rows stand in the order of `NAMES`, and those of one method by their initial beta."""
+    return (list(NAMES).index(row[0]) if row[0] in NAMES else len(NAMES), row[1] or 0.0)
+
+
 def _summaries(scores: Scores) -> dict[str, Summary]:
     return {name: summarise(scores[name]) for name in METRICS}
 
 
 def _tests(
-    numbers: Mapping[Cell, Numbers], tests: Mapping[float, TestSet], protocol: str
+    numbers: Mapping[Cell, Numbers], tests: Mapping[float, Scenes], protocol: str
 ) -> list[tuple[str, ...]]:
     """Paired t-tests between the methods at the main beta, on the paper's three metrics."""
     lines = []
@@ -144,7 +154,7 @@ def _tests(
                 lines.append(
                     (
                         f"{sigma:g}",
-                        f"{NAMES[second]} - {NAMES[first]}",
+                        f"{NAMES.get(second, second)} - {NAMES.get(first, first)}",
                         *(f"{test.difference:+.3f} (p = {test.p:.1g})" for test in found),
                     )
                 )
@@ -161,7 +171,9 @@ def terminal_tables(report: Report) -> Iterator[Table]:
             table.add_column(heading, no_wrap=True)
         for row in report.rows:
             if row.sigma == sigma:
-                table.add_row(row.label, *(_cell(row, i) for i in range(len(METRICS))))
+                table.add_row(
+                    row.label(report.by_beta), *(_cell(row, i) for i in range(len(METRICS)))
+                )
         yield table
 
 
@@ -188,12 +200,12 @@ def markdown(report: Report) -> str:
                 continue
             if row.paper is not None:
                 cells = " | ".join(f"{x:.3f}" for x in row.paper)
-                lines.append(f"| {row.label} | paper | {cells} |")
+                lines.append(f"| {row.label(report.by_beta)} | paper | {cells} |")
             for preset, summaries in row.ours.items():
                 found = (summaries[name] for name in METRICS)
                 cells = " | ".join(f"{s.mean:.3f} ± {s.standard_error:.3f}" for s in found)
                 what = "its predictions" if row.method == "ccae" else PRESETS[preset]
-                lines.append(f"| {row.label} | {what} | {cells} |")
+                lines.append(f"| {row.label(report.by_beta)} | {what} | {cells} |")
         lines.append("")
     if report.tests:
         lines += ["## Paired t-tests, paper's settings", "", "Mean difference over scenes.", ""]
@@ -222,7 +234,7 @@ def comma_separated(report: Report) -> str:
 
 def plot_report(report: Report) -> Figure:
     """A panel for each metric: against the noise, or against the initial beta at each noise."""
-    by_beta = len({row.beta for row in report.rows if row.beta is not None}) > 1
+    by_beta = report.by_beta
     sigmas = SIGMAS if by_beta else (None,)
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(12, 3.1 * len(sigmas) + 0.6), layout="constrained")
@@ -240,8 +252,9 @@ def plot_report(report: Report) -> Figure:
 
 def _panel(ax: mpl.axes.Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
     metric = METRICS[i]
-    for j, method in enumerate(dict.fromkeys(row.method for row in rows)):
+    for method in dict.fromkeys(row.method for row in rows):
         own = [row for row in rows if row.method == method]
+        j = _place((method, None))[0]
         colour, marker, name = COLOURS[j], MARKERS[j], NAMES.get(method, method)
         x = np.array([row.beta if by_beta else row.sigma for row in own], float)
         if by_beta and method == "ccae":

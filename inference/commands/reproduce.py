@@ -81,7 +81,7 @@ def reproduce(
     cells = experiments.study_cells(study, names)
     if not cells:
         raise InputError(f"{study} is a study of ds and gmm, but got {methods}; name one of them")
-    tests = experiments.test_sets(scenes, draws, seed)
+    tests = experiments.scene_sets(scenes, draws, seed)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
