@@ -43,8 +43,8 @@ PUBLISHED_GMM: dict[str, Any] = {
     "schedule": Schedule(beta_max=0.05, min_steps=500, max_steps=500),
     "fewest_points": 0.0,
 }
-"""Likewise for GCM-GMM, on the program `published_mixture`: no annealing at all, and sparse solutions
-pass."""
+"""Likewise for GCM-GMM, on the program `published_mixture`: no annealing at all, and sparse
+solutions pass."""
 
 
 def run(
