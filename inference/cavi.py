@@ -33,8 +33,8 @@ PUBLISHED_DS: dict[str, Any] = {
 }
 """Settings of `run` that follow the code published with the paper, on the program `constellation`:
 the precision doubles beyond its maximum (from 500 to 16000), Sinkhorn stops after two sweeps, and
-there are always 500 steps. Objects of two points count as sparse, too: the mass of two points in
-floating point is a little less than two, and any two points fit any object without error."""
+there are always 500 steps. Objects of two points count as sparse, too: that is inferred from the
+numbers of that code, see `docs/results.md`."""
 
 PUBLISHED_GMM: dict[str, Any] = {
     "start": "uniform",
