@@ -123,6 +123,7 @@ def best_of_restarts(
     scenes: Scene,
     base_key: Array,
     restarts: int,
+    fewest_points: float,
     progress: Callable[[int, int], None] | None,
 ) -> Best:
     """Work off all runs through one pool of slots and keep the best of each scene."""
@@ -150,7 +151,8 @@ def best_of_restarts(
         pool = engine.advance(pool)
         done = np.flatnonzero(np.asarray(pool.state.done) & (slots[:, 0] >= 0))
         if len(done):
-            sparse = _keep_best(best, pool.state, done, slots[done], scenes, engine.structure)
+            finished = (pool.state, done, slots[done], scenes, engine.structure)
+            sparse = _keep_best(best, *finished, fewest_points)
             queue.start_anew(slots[done][sparse])
             slots[done] = -1
             if progress is not None:
@@ -236,6 +238,7 @@ def _keep_best(
     jobs: Int[np.ndarray, "done 2"],
     scenes: Scene,
     structure: Structure,
+    fewest_points: float,
 ) -> Bool[np.ndarray, " done"]:
     """Compare finished runs with the best of their scenes; says which ended in a sparse solution.
 
@@ -243,7 +246,7 @@ def _keep_best(
     """
     match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
     elbo = np.asarray(state.terms.elbo)[slots]
-    sparse = _is_sparse(match_probs, scenes.present[jobs[:, 0]], structure.owner)
+    sparse = _is_sparse(match_probs, scenes.present[jobs[:, 0]], structure.owner, fewest_points)
     mean = np.moveaxis(np.asarray(state.pose.mean)[..., slots], (0, 1, 2), (2, 1, 0))
     covariance = np.moveaxis(np.asarray(state.pose.covariance)[..., slots], (2, 3), (1, 0))
     converged, steps = np.asarray(state.converged)[slots], np.asarray(state.steps)[slots]
@@ -262,10 +265,11 @@ def _is_sparse(
     match_probs: Float[np.ndarray, "runs N N"],
     present: Bool[np.ndarray, "runs N"],
     owner: Int[np.ndarray, " N"],
+    fewest_points: float = 2.0,
 ) -> Bool[np.ndarray, " runs"]:
     """The paper's rule: some r above 0.9 for an object that has less than two points in all."""
     of_points = np.where(present[..., None], match_probs, 0.0)
     groups = np.eye(owner.max() + 1)[owner].T.astype(bool)
     surely = np.stack([(of_points[..., g] > 0.9).any(axis=(-2, -1)) for g in groups], axis=-1)
     mass = np.stack([of_points[..., g].sum(axis=(-2, -1)) for g in groups], axis=-1)
-    return np.any(surely & (mass < 2 - 1e-6), axis=-1)
+    return np.any(surely & (mass < fewest_points - 1e-6), axis=-1)

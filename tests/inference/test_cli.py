@@ -1,6 +1,7 @@
 """The command line: help, files, the demo, and that bad input ends in one sentence."""
 
 import gc
+import json
 import os
 import re
 import signal
@@ -15,13 +16,17 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from inference import cli
+from inference.commands.demo import DEMO_METHODS
 from inference.methods import METHODS, infer, program_of
+from inference.metrics import METRICS, PROTOCOLS, same_partition, score
+from models.constellation import published_mixture
 from models.errors import InputError
 from models.generator import sample_scenes
 from models.reading import read
 from models.scenes import load_scenes, save_scenes, whole_file
 
 ROOT = Path(__file__).parents[2]
+COMMANDS = ("demo", "sample", "infer", "evaluate", "reproduce")
 SCENES = sample_scenes(16, sigma=0.1, seed=0)
 
 
@@ -57,17 +62,17 @@ def assert_sentence(result, pattern):
 # --- help ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["sample", "--help"], ["demo", "-h"]])
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "-h"] for name in COMMANDS)])
 def test_help_has_examples(arguments):
     result = run(*arguments)
     assert result.exit_code == 0
     assert "Examples" in result.stdout
-    assert re.search(r"capsules (demo|sample)", result.stdout)
+    assert re.search(r"capsules (demo|sample|infer|evaluate|reproduce)", result.stdout)
     assert "[bold]" not in result.stdout
 
 
 def test_help_lists_the_commands_and_their_options():
-    assert all(name in run("--help").stdout for name in ("demo", "sample", "Exit codes"))
+    assert all(name in run("--help").stdout for name in (*COMMANDS, "Exit codes"))
     assert all(name in run("sample", "-h").stdout for name in ("--draws", "--no-centred", "512"))
     assert all(name in run("demo", "-h").stdout for name in ("--seed", "--scenes", "demo.png"))
 
@@ -288,11 +293,31 @@ def test_bad_input_in_a_real_process(tmp_path):
 
 
 def test_methods_are_found_by_name():
-    assert set(METHODS) >= {"ds", "gmm", "exact"}
-    with pytest.raises(InputError, match="no method 'magic'; choose from ds, gmm, exact"):
+    assert set(METHODS) >= {"ds", "gmm", "ransac", "exact"}
+    with pytest.raises(InputError, match="no method 'magic'; choose from ds, gmm, ransac, exact"):
         infer("magic", SCENES.take(0))
     with pytest.raises(InputError, match="seed must be 0 or more, got -1"):
         infer("exact", SCENES.take(0), -1)
+    with pytest.raises(InputError, match="no prior 'magic'; choose from uniform"):
+        infer("exact", SCENES.take(0), prior="magic")
+    with pytest.raises(InputError, match="no preset 'magic'; choose from default, paper, pub"):
+        infer("exact", SCENES.take(0), preset="magic")
+    with pytest.raises(InputError, match="method exact has no option 'restarts'"):
+        infer("exact", SCENES.take(0), restarts=3)
+
+
+def test_a_preset_says_the_options_and_a_call_goes_before_it(monkeypatch):
+    given = {}
+
+    def fake(program, scene, seed, progress, **options):
+        given.update(options)
+
+    monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fake))
+    infer("ds", SCENES, preset="paper")
+    assert given == {"start": "uniform", "restarts": 5}
+    infer("ds", SCENES, preset="paper", restarts=7)
+    assert given == {"start": "uniform", "restarts": 7}
+    assert program_of("gmm", preset="published").func is published_mixture
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -319,7 +344,7 @@ def test_demo_prints_a_table_and_writes_a_picture(tmp_path, cache):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err and "Warning" not in err
-    for name in METHODS:
+    for name in DEMO_METHODS:
         row = next(line for line in out.splitlines() if line.split()[:1] == [name] and "s" in line)
         assert ("log evidence" if name == "exact" else "ELBO") in row
         assert re.search(r"-?\d+\.\d\d +1 +[\d.]+ m?s +[\d.]+ m?s", row), row
@@ -340,7 +365,7 @@ def test_demo_of_a_file_without_the_truth(tmp_path, cache):
     process = start("demo", *arguments, cache=cache, cwd=tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert out.count("truth unknown") == len(METHODS)
+    assert out.count("truth unknown") == len(DEMO_METHODS)
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
@@ -354,6 +379,136 @@ def test_ctrl_c_leaves_no_file(tmp_path, cache):
     _, err = process.communicate(timeout=120)
     assert process.returncode == cli.INTERRUPTED, err
     assert "interrupted" in err and "Traceback" not in err
+    assert not os.listdir(tmp_path)
+
+
+# --- capsules infer and evaluate ----------------------------------------------------------------
+
+SQUARE = np.array([[-1, -1], [1, 1], [1, -1], [-1, 1]]) * 0.1 + [0.3, -0.2]
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv with a heading", "json", "json object"])
+def test_infer_reads_points(tmp_path, kind):
+    """A square of half a side 0.1 about (0.3, -0.2), by ransac."""
+    file = tmp_path / ("points.json" if "json" in kind else "points.csv")
+    lines = "\n".join(f"{x},{y}" for x, y in SQUARE)
+    file.write_text(
+        {
+            "csv": lines,
+            "csv with a heading": f"x,y\n{lines}\n",
+            "json": json.dumps(SQUARE.tolist()),
+            "json object": json.dumps({"points": SQUARE.tolist()}),
+        }[kind]
+    )
+    result = run("infer", file, "--method", "ransac", "--json", "-")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    (square,) = answer["objects"]
+    assert square["name"] == "square 1"
+    assert square["points"] == [0, 1, 2, 3]
+    np.testing.assert_allclose(square["translation"], [0.3, -0.2], atol=1e-3)
+    assert square["scale"] == pytest.approx(0.1 * np.sqrt(2), rel=1e-3)
+    assert square["angle"] % 90 == pytest.approx(0, abs=0.1) or square["angle"] % 90 > 89.9
+    # Four points of precision 1e4: each number has the variance 1 / (1 + 4e4) of the posterior.
+    np.testing.assert_allclose(square["translation_sd"], 1 / np.sqrt(40001), rtol=1e-6)
+    assert square["scale_sd"] == pytest.approx(1 / np.sqrt(40001), rel=1e-6)
+    sd = np.degrees(1 / np.sqrt(40001) / square["scale"])
+    assert square["angle_sd"] == pytest.approx(sd, rel=1e-6)
+    assert sorted(point["part"] for point in answer["points"]) == [0, 1, 2, 3]
+    np.testing.assert_allclose([point["coordinates"] for point in answer["points"]], SQUARE)
+
+
+def test_infer_writes_a_picture_and_json(tmp_path):
+    file = tmp_path / "scenes.npz"
+    save_scenes(file, SCENES)
+    options = ["--plot", tmp_path / "out.png", "--json", tmp_path / "out.json"]
+    result = run("infer", file, "--index", 2, "--method", "ransac", *options)
+    assert result.exit_code == 0, result.output
+    assert "square" in result.stdout or "triangle" in result.stdout
+    answer = json.loads((tmp_path / "out.json").read_text())
+    assert len(answer["points"]) == SCENES.present[2].sum()
+    found = [point["object"] for point in answer["points"]]
+    truth = SCENES.object[2][SCENES.present[2]]
+    assert same_partition(np.array(found), truth)
+    with Image.open(tmp_path / "out.png") as image:
+        image.verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "pattern"),
+    [
+        ("points.csv", "1,2\n3\n", "does not hold points"),
+        ("points.csv", "", "does not hold points"),
+        ("points.csv", "1,2\n3,four\n", "does not hold points"),
+        ("points.json", "[[1, 2], [3, 4]", "is not JSON"),
+        ("points.json", '{"dots": []}', "does not hold points"),
+        ("points.csv", "1,2\n" * 12, "12 points but the program only 11 parts"),
+        ("points.csv", "1,2,3\n", "3 features but the program's parts 2"),
+        ("points.csv", "1,nan\n", "NaN or infinite"),
+    ],
+)
+def test_infer_explains_bad_points(tmp_path, name, content, pattern):
+    (tmp_path / name).write_text(content)
+    assert_sentence(run("infer", tmp_path / name, "--method", "ransac"), pattern)
+
+
+def test_evaluate_says_what_the_metrics_say(tmp_path):
+    file, out = tmp_path / "scenes.npz", tmp_path / "out.json"
+    save_scenes(file, SCENES)
+    result = run("evaluate", file, "--method", "ransac", "--json", "-")
+    assert result.exit_code == 0, result.output
+    numbers = json.loads(result.stdout)
+    assert set(numbers) >= {"method", "prior", "scenes", *PROTOCOLS, "seconds_per_scene"}
+    assert (numbers["method"], numbers["prior"]) == ("ransac", "uniform")
+    assert numbers["scenes"] == len(SCENES.points)
+    scores = score(infer("ransac", SCENES))
+    for protocol in PROTOCOLS:
+        for name in METRICS:
+            values = scores[protocol][name]
+            assert numbers[protocol][name] == pytest.approx(values.mean())
+            error = values.std(ddof=1) / np.sqrt(len(values))
+            assert numbers["standard_error"][protocol][name] == pytest.approx(error)
+    assert 0 <= numbers["seconds_per_scene"] < 1
+    shown = run("evaluate", file, "--method", "ransac", "--limit", 1, "--json", out)
+    assert shown.exit_code == 0, shown.output
+    assert "partition" in shown.stdout and "slots" in shown.stdout
+    assert json.loads(out.read_text())["scenes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--method", "magic"], "no method 'magic'"),
+        (["--prior", "magic"], "no prior 'magic'"),
+        (["--preset", "magic"], "no preset 'magic'"),
+        (["--limit", 0], "limit must be 1 or more, got 0"),
+        (["--method", "ransac", "--restarts", 3], "ransac has no option 'restarts'"),
+    ],
+)
+def test_evaluate_explains_bad_arguments(tmp_path, arguments, pattern):
+    file = tmp_path / "scenes.npz"
+    save_scenes(file, SCENES)
+    assert_sentence(run("evaluate", file, *arguments), pattern)
+
+
+def test_evaluate_wants_the_truth(tmp_path):
+    file = tmp_path / "scenes.npz"
+    save_scenes(file, SCENES._replace(object=None))
+    assert_sentence(run("evaluate", file), "no `object`, so there is no truth")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["table1", "--methods", "magic"], "no method 'magic'"),
+        (["beta", "--methods", "ransac"], "beta is a study of ds and gmm"),
+        (["table1", "--chunk", 0], "at least one scene, got 0"),
+        (["table1", "--draws", 0], "at least one draw"),
+        (["table1", "--scenes", "nowhere"], "there is no file nowhere"),
+    ],
+)
+def test_reproduce_explains_bad_arguments(tmp_path, arguments, pattern):
+    assert_sentence(run("reproduce", *arguments, "--out", tmp_path / "results"), pattern)
     assert not os.listdir(tmp_path)
 
 
