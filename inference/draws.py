@@ -62,11 +62,12 @@ def result_of_draws(
     match_probs: Float[np.ndarray, "N N"],
     sample_stats: dict[str, np.ndarray],
     steps: int,
+    converged: bool | None = None,
     **more: Any,
 ) -> Result:
     """Moments of the draws and the most frequent partition.
 
-    `converged` goes by the split R-hat of the log density `lp`, which does not change when
+    Where it is not given, `converged` goes by the split R-hat of the log density `lp`, which does not change when
     identical objects are swapped or a square is turned onto itself. So chains that sit in modes
     that are images of each other count as converged, and the poses of such modes have to be brought
     to a common frame before they are averaged.
@@ -74,8 +75,10 @@ def result_of_draws(
     owner = owner_of(program, scene)
     pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
     centred = pose - pose.mean(axis=0)
-    r_hat = log_density_r_hat(sample_stats["lp"])
-    details = {"lp_r_hat": r_hat} | more.pop("details", {})
+    details = more.pop("details", {})
+    if converged is None:
+        r_hat = log_density_r_hat(sample_stats["lp"])
+        converged, details = r_hat < R_HAT, details | {"lp_r_hat": r_hat}
     return Result(
         method=method,
         scene=scene,
@@ -84,10 +87,10 @@ def result_of_draws(
         pose_covariance=np.einsum("skp,skq->kpq", centred, centred) / (len(pose) - 1),
         object=frequent_partition(draws["match"], owner, scene.present),
         owner=owner,
-        converged=np.asarray(r_hat < R_HAT),
+    converged=np.asarray(converged),
         steps=np.asarray(steps),
         draws=draws,
-        sample_stats=sample_stats,
+        sample_stats=sample_stats or None,
         details=details,
         **more,
     )
