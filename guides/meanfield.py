@@ -197,9 +197,7 @@ def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]
     return dirichlet_part_probs(model, model.part_prior + counts)
 
 
-def dirichlet_part_probs(
-    model: Conjugate, concentration: Float[Array, "N *scenes"]
-) -> PartProbs:
+def dirichlet_part_probs(model: Conjugate, concentration: Float[Array, "N *scenes"]) -> PartProbs:
     """What the other updates need of a Dirichlet q(pi)."""
     assert model.part_prior is not None
     prior = model.part_prior
