@@ -1,4 +1,4 @@
-"""The edit test: new priors in a copy of the model file alone, and what each method says to them."""
+"""New priors in a copy of the model file alone, and what each method says to them."""
 
 import importlib.util
 from pathlib import Path

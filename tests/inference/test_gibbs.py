@@ -194,7 +194,7 @@ def test_unknown_part_probabilities_are_the_counts_in_a_scene_of_one_part_each()
 
     scene = Scene(np.array([[0.0], [10.0], [0.0]]), np.array([True, True, False]))
     result = gibbs.run(program, scene, 0, rungs=1, start="prior", **BUDGET)
-    counts = concentration + [1, 1, 0]
+    counts = concentration + np.array([1, 1, 0])
     assert_means(result.draws["part_probs"], counts / counts.sum())
 
 

@@ -1,4 +1,4 @@
-"""SVI climbs the ELBO of coordinate ascent, along unbiased gradients; automatic guides bound too."""
+"""SVI climbs the ELBO of coordinate ascent along unbiased gradients; automatic guides bound too."""
 
 import functools
 
