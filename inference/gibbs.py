@@ -26,6 +26,8 @@ from jaxtyping import Array, Float, Int
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
+from scipy.optimize import brentq
+from scipy.special import expit
 
 from guides import meanfield
 from guides.meanfield import PoseFactor, Precision
@@ -53,8 +55,9 @@ class GibbsState(NamedTuple):
     """The draw: the replica at beta = 1, with a match of -1 in dummy rows."""
     replicas: Sites
     """Every replica, rungs first."""
-    log_ratio: Float[Array, " rungs-1"]
-    """Log density of each replica at the next beta less that at its own, poses integrated out."""
+    log_ratio: Float[Array, "rungs-1 2"]
+    """Log density at the upper of two neighbouring betas less that at the lower, of the match of
+    the lower replica and of that of the upper one; poses integrated out."""
     accept_prob: Float[Array, " rungs-1"]
     """Probability of each exchange; NaN where it was not its turn."""
     rng_key: Array
@@ -115,9 +118,9 @@ class GibbsKernel(MCMCKernel):
         sites = _prior_draw(prior_key, model) | (values or {})
         sites["match"] = jnp.arange(len(model.points))
         replicas = {name: jnp.broadcast_to(x, (rungs, *x.shape)) for name, x in sites.items()}
-        nothing = jnp.full(rungs - 1, jnp.nan, float)
+        ratio = jnp.full((rungs - 1, 2), jnp.nan, float)
         drawn = _visible(replicas, model)
-        return GibbsState(jnp.zeros((), int), betas, drawn, replicas, nothing, nothing, key)
+        return GibbsState(jnp.zeros((), int), betas, drawn, replicas, ratio, ratio[:, 0], key)
 
     def _sweep(self, state: GibbsState, scene: Scene) -> GibbsState:
         single = read(self.program, scene)
@@ -168,8 +171,8 @@ def run(
 ) -> Result:
     """Draws from the posterior of one scene, all chains at once.
 
-    With tempering the result has `log_evidence`, by stepping-stone sampling, with its standard
-    error in `details`, beside the betas and how often neighbours exchanged their matches.
+    With tempering the result has `log_evidence`, by bridging between neighbours, with its
+    standard error in `details`, beside the betas and how often neighbours exchanged their matches.
 
     Args:
         program: a NumPyro program that the closed forms hold for, as coordinate ascent wants it; a
@@ -204,7 +207,7 @@ def run(
     details: dict[str, Any] = {"betas": betas}
     evidence = None
     if len(betas) > 1:
-        evidence, error = stepping_stone(log_ratio)
+        evidence, error = bridge(log_ratio)
         details |= {"log_evidence_error": error}
         details |= {"swap_rate": np.nanmean(accept_prob, axis=(0, 1))}
         stats["acceptance_rate"] = np.nanmean(accept_prob, axis=-1)
@@ -222,21 +225,30 @@ def run(
     return replace(result, seconds=time.perf_counter() - began)
 
 
-def stepping_stone(
-    log_ratio: Float[np.ndarray, "chains draws rungs-1"],
+def bridge(
+    log_ratio: Float[np.ndarray, "chains draws rungs-1 2"],
 ) -> tuple[Float[np.ndarray, ""], float]:
-    """Log evidence and its standard error, from the weights of each rung towards the next.
+    """Log evidence and its standard error, by Bennett's acceptance ratio between neighbours.
 
-    The product over rungs of E_beta[p_beta'(match) / p_beta(match)] is the evidence.
+    With f the log ratio of the upper density to the lower at draws of the lower one, and r at draws
+    of the upper one, the log ratio c of their normalisers solves E[s(f - c)] = E[s(c - r)], s the
+    logistic function. At beta = 0 the normaliser is one.
     """
-    highest = log_ratio.max(axis=(0, 1))
-    weight = np.exp(log_ratio - highest)
-    mean = weight.mean(axis=(0, 1))
-    with np.errstate(divide="ignore", invalid="ignore"):  # a rung whose weights are all the same
-        size = np.asarray(effective_sample_size(weight))
-    size = np.where(np.isfinite(size), size, weight[..., 0].size)
-    error = np.sqrt(np.sum(weight.var(axis=(0, 1)) / mean**2 / size))
-    return np.asarray(np.sum(highest + np.log(mean))), float(error)
+    evidence, variance = 0.0, 0.0
+    for rung in range(log_ratio.shape[2]):
+        lower, upper = log_ratio[:, :, rung, 0], log_ratio[:, :, rung, 1]
+
+        def balance(c: float, lower: Any = lower, upper: Any = upper) -> float:
+            return float(expit(lower - c).mean() - expit(c - upper).mean())
+
+        ends = (min(lower.min(), upper.min()) - 1.0, max(lower.max(), upper.max()) + 1.0)
+        c = float(brentq(balance, *ends))
+        evidence += c
+        for weight in (expit(lower - c), expit(c - upper)):
+            if np.ptp(weight) > 0:
+                size = float(effective_sample_size(weight))
+                variance += weight.var() / weight.mean() ** 2 / size
+    return np.asarray(evidence), float(np.sqrt(variance))
 
 
 @functools.lru_cache(maxsize=32)
@@ -350,7 +362,7 @@ def _exchange(
     replicas: Sites,
     betas: Float[Array, " rungs"],
     turn: Int[Array, ""],
-) -> tuple[Sites, PoseFactor, Float[Array, " rungs-1"], Float[Array, " rungs-1"]]:
+) -> tuple[Sites, PoseFactor, Float[Array, "rungs-1 2"], Float[Array, " rungs-1"]]:
     """Neighbours swap all but their poses, even pairs and odd pairs in turn.
 
     Returns the replicas, their poses given the match, and what `GibbsState` says of the exchange.
@@ -375,7 +387,8 @@ def _exchange(
     moved = jax.tree.map(lambda x: x[source], replicas)
     pose = jax.tree.map(lambda x: x[..., evaluated], pose)
     accept_prob = jnp.where(its_turn, jnp.exp(log_accept), jnp.nan)
-    return moved, pose, above - own[:-1], accept_prob
+    log_ratio = jnp.stack([above - own[:-1], own[1:] - below], axis=1)
+    return moved, pose, log_ratio, accept_prob
 
 
 def _draw_pose(key: Array, pose: PoseFactor) -> Float[Array, "rungs K p"]:

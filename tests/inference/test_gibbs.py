@@ -139,7 +139,7 @@ def test_a_mixture_agrees_with_brute_force():
     assert_means(indicators, np.tensordot(weights, match_probs, 1), floor=3 / 3200)
     assert (result.draws["match"][..., 3:] == -1).all()
     error = result.details["log_evidence_error"]
-    assert abs(result.log_evidence - log_evidence) < 5 * error < 0.5
+    assert abs(result.log_evidence - log_evidence) < 5 * error < 2
 
 
 def test_an_unknown_precision_agrees_with_numerical_integration():
@@ -283,11 +283,14 @@ def test_swapped_objects_are_one_partition():
 
 
 def test_the_standard_error_of_the_evidence_is_honest():
-    """Weights that are independent and lognormal, whose mean is known."""
+    """Between N(0, 1) and N(m, 1), both normalised: the log ratio of the normalisers is zero."""
     rng = np.random.default_rng(0)
-    estimates = [
-        gibbs.stepping_stone(rng.normal(-0.125, 0.5, size=(4, 100, 3))) for _ in range(200)
-    ]
+    shift = np.array([0.5, 1.0, 2.0])
+    estimates = []
+    for _ in range(200):
+        lower = rng.normal(-(shift**2) / 2, shift, size=(4, 100, 3))
+        upper = rng.normal(shift**2 / 2, shift, size=(4, 100, 3))
+        estimates.append(gibbs.bridge(np.stack([lower, upper], axis=-1)))
     values, errors = np.array(estimates).T
     assert abs(values.mean()) < 5 * values.std() / np.sqrt(200)
     np.testing.assert_allclose(errors.mean(), values.std(), rtol=0.2)
