@@ -73,7 +73,9 @@ class GibbsKernel(MCMCKernel):
 
     sample_field = "z"
 
-    def __init__(self, program: Program, betas: Sequence[float] = (1.0,)) -> None:
+    def __init__(
+        self, program: Program, betas: Sequence[float] | Float[np.ndarray, " rungs"] = (1.0,)
+    ) -> None:
         self.program = program
         self.betas = np.asarray(betas, float)
         rising = len(self.betas) and (np.diff(self.betas) > 0).all() and self.betas[0] >= 0

@@ -33,7 +33,7 @@ PROBLEMS = [
     for seed in (0, 7, 9)
 ]
 STACKED = stack_problems(PROBLEMS)
-BUDGET = {"num_chains": 4, "num_warmup": 200, "num_draws": 800}
+BUDGET = {"num_chains": 4, "num_warmup": 200, "num_draws": 800, "start": "prior"}
 
 
 def parts_of(problem):
@@ -49,7 +49,7 @@ def parts_of(problem):
 
 @functools.cache
 def tempered(index):
-    return gibbs.run(STACKED.program, STACKED.scenes.take(index), 1, rungs=8, **BUDGET)
+    return gibbs.run(STACKED.program, STACKED.scenes.take(index), 1, rungs=10, **BUDGET)
 
 
 def test_the_problems_have_one_mode_and_many():
@@ -106,7 +106,7 @@ def test_the_log_density_is_that_of_the_joint():
 
 def test_without_tempering_chains_stay_in_their_modes_and_r_hat_shows_it():
     scene = STACKED.scenes.take(2)
-    alone = gibbs.run(STACKED.program, scene, 1, rungs=1, start="prior", **BUDGET)
+    alone = gibbs.run(STACKED.program, scene, 1, rungs=1, **BUDGET)
     together = tempered(2)
     assert alone.log_evidence is None
     assert split_gelman_rubin(alone.draws["pose"]).max() > 1.2
@@ -193,7 +193,7 @@ def test_unknown_part_probabilities_are_the_counts_in_a_scene_of_one_part_each()
         return numpyro.sample("points", likelihood, obs=points)
 
     scene = Scene(np.array([[0.0], [10.0], [0.0]]), np.array([True, True, False]))
-    result = gibbs.run(program, scene, 0, rungs=1, start="prior", **BUDGET)
+    result = gibbs.run(program, scene, 0, rungs=1, **BUDGET)
     counts = concentration + np.array([1, 1, 0])
     assert_means(result.draws["part_probs"], counts / counts.sum())
 
