@@ -144,10 +144,10 @@ class GibbsKernel(MCMCKernel):
         return GibbsState(state.i + 1, betas, drawn, replicas, log_ratio, accept_prob, key)
 
 
-def ladder(program: Program, scene: Scene, rungs: int = 12) -> Float[np.ndarray, " rungs"]:
+def ladder(program: Program, scene: Scene, rungs: int = 16) -> Float[np.ndarray, " rungs"]:
     """Betas for tempering: 0, and then from where the points begin to tell, geometrically to 1."""
     if rungs < 3:
-        raise InputError(f"a ladder wants at least 3 rungs, got {rungs}; try 12")
+        raise InputError(f"a ladder wants at least 3 rungs, got {rungs}; try 16")
     model = read(program, scene)
     F, owner = model.parts.F, np.asarray(model.parts.owner)
     precision: Any = 1.0
@@ -167,7 +167,7 @@ def run(
     num_chains: int = 4,
     num_warmup: int = 500,
     num_draws: int = 1000,
-    rungs: int = 12,
+    rungs: int = 16,
     start: Literal["vi", "prior"] = "vi",
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
@@ -267,7 +267,8 @@ def _compiled(program: Program) -> Callable[..., tuple[GibbsState, Any]]:
 
         def step(state: GibbsState, _: None) -> tuple[GibbsState, Any]:
             state = kernel.sample(state, (), observed)
-            lp = jax.vmap(log_joint)(state.z)
+            # The replica and not the draw: a dummy row has a part there, as the prior wants it.
+            lp = jax.vmap(log_joint)({name: x[:, -1] for name, x in state.replicas.items()})
             names = ("z", "log_ratio", "accept_prob")
             return state, {name: getattr(state, name) for name in names} | {"lp": lp}
 

@@ -46,7 +46,8 @@ def _nuts(program: Program, scene: Scene, seed: int, progress: Progress | None) 
 
 
 def _gibbs(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
-    return gibbs.run(program, scene, seed, num_warmup=100, num_draws=100, progress=progress)
+    budget: dict[str, Any] = {"num_warmup": 100, "num_draws": 100, "rungs": 12}
+    return gibbs.run(program, scene, seed, progress=progress, **budget)
 
 
 METHODS: dict[str, Method] = {

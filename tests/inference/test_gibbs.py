@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
 # Random scenes of five points: the first has one match to speak of, the others several modes.
 PROBLEMS = [
     make_problem(np.random.default_rng(seed), DESIGNS["similarity"], 5, precision=200.0)
-    for seed in (0, 7, 9)
+    for seed in (0, 7, 2)
 ]
 STACKED = stack_problems(PROBLEMS)
 BUDGET = {"num_chains": 4, "num_warmup": 200, "num_draws": 800, "start": "prior"}
@@ -49,7 +49,7 @@ def parts_of(problem):
 
 @functools.cache
 def tempered(index):
-    return gibbs.run(STACKED.program, STACKED.scenes.take(index), 1, rungs=10, **BUDGET)
+    return gibbs.run(STACKED.program, STACKED.scenes.take(index), 1, rungs=16, **BUDGET)
 
 
 def test_the_problems_have_one_mode_and_many():
