@@ -157,6 +157,18 @@ def update_precision(
         features = features + matrix_sum(match_probs * counted)
     concentration = prior_concentration + 0.5 * features
     rate = prior_rate + 0.5 * beta * matrix_sum(match_probs * energy)
+    return gamma_precision(model, concentration, rate, beta)
+
+
+def gamma_precision(
+    model: Conjugate,
+    concentration: Float[Array, "*scenes"],
+    rate: Float[Array, "*scenes"],
+    beta: Float[Array, "*scenes"],
+) -> Precision:
+    """What the other updates need of a Gamma q(tau)."""
+    assert model.precision_prior is not None
+    prior_concentration, prior_rate = model.precision_prior
     kl = (
         (concentration - prior_concentration) * digamma(concentration)
         - gammaln(concentration)
@@ -182,13 +194,20 @@ def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]
     assert model.part_prior is not None
     present = model.seen.any(axis=1)
     counts = total(match_probs * present[:, None], axis=0)
+    return dirichlet_part_probs(model, model.part_prior + counts)
+
+
+def dirichlet_part_probs(model: Conjugate, concentration: Float[Array, "N *scenes"]) -> PartProbs:
+    """What the other updates need of a Dirichlet q(pi)."""
+    assert model.part_prior is not None
     prior = model.part_prior
-    posterior = prior + counts
-    log_mean = digamma(posterior) - digamma(total(posterior, axis=0))
+    log_mean = digamma(concentration) - digamma(total(concentration, axis=0))
     kl = (
-        gammaln(total(posterior, axis=0))
+        gammaln(total(concentration, axis=0))
         - gammaln(total(prior, axis=0))
-        + total(gammaln(prior) - gammaln(posterior) + counts * log_mean, axis=0)
+        + total(
+            gammaln(prior) - gammaln(concentration) + (concentration - prior) * log_mean, axis=0
+        )
     )
     return PartProbs(log_mean, kl)
 

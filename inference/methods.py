@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from inference import cavi, exact, ransac
+from inference import cavi, exact, gibbs, nuts, ransac, svi
 from inference.result import Result
 from models.constellation import PARTS, constellation, published_mixture
 from models.errors import InputError
@@ -46,6 +46,19 @@ def _exact(program: Program, scene: Scene, seed: int, progress: Progress | None)
     return exact.run(program, scene, progress=progress)
 
 
+def _svi(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    return svi.run(program, scene, seed, restarts=8, particles=4, progress=progress)
+
+
+def _nuts(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    return nuts.run(program, scene, seed, num_warmup=100, num_draws=100, progress=progress)
+
+
+def _gibbs(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    budget: dict[str, Any] = {"num_warmup": 100, "num_draws": 100, "rungs": 12}
+    return gibbs.run(program, scene, seed, progress=progress, **budget)
+
+
 _ASCENT = frozenset({"restarts", "start", "projection", "schedule", "fewest_points"})
 _RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover"})
 
@@ -54,7 +67,11 @@ METHODS: dict[str, Method] = {
     "gmm": Method(_coordinate_ascent, "mixture", _ASCENT),
     "ransac": Method(_ransac, "doubly_stochastic", _RANSAC),
     "exact": Method(_exact, "doubly_stochastic"),
+    "svi": Method(_svi, "doubly_stochastic"),
+    "nuts": Method(_nuts, "doubly_stochastic"),
+    "gibbs": Method(_gibbs, "doubly_stochastic"),
 }
+"""Budgets of the sampling methods are those of a first look; call their `run` for more."""
 
 PRIORS: dict[str, Callable[..., Any]] = {"uniform": constellation}
 """The program of each prior over matches; it takes `match_prior`, `parts` and `precision`."""

@@ -1,0 +1,140 @@
+"""From draws to a `Result`: what all sampling methods share."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.diagnostics import split_gelman_rubin
+from numpyro.handlers import seed, trace
+
+from inference.result import Result
+from models.reading import Program, marginal, match_posterior
+from models.scenes import Scene
+
+R_HAT = 1.05
+"""Chains whose log density has a split R-hat below this have converged."""
+
+_BATCH = 64  # draws whose match is worked out together
+
+
+def recover_match(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray], key: Array
+) -> tuple[Int[np.ndarray, "chains draws N"], Float[np.ndarray, "N N"]]:
+    """A match for each draw of the other sites, exactly, and the average match probabilities.
+
+    The average is over the exact conditional probabilities of every draw (Rao-Blackwell), which
+    has a smaller error than the frequencies of the matches.
+    """
+    chains, count = draws["pose"].shape[:2]
+    flat = {name: x.reshape(chains * count, *x.shape[2:]) for name, x in draws.items()}
+    recover, observed = _recover(program), Scene(**scene.observed)
+    found = []
+    for start in range(0, chains * count, _BATCH):  # all alike, so that one compilation serves
+        some = np.arange(start, start + _BATCH) % (chains * count)
+        keys = jax.random.split(jax.random.fold_in(key, start), _BATCH)
+        drawn = recover(observed, {name: x[some] for name, x in flat.items()}, keys)
+        found.append(jax.tree.map(np.asarray, drawn))
+    match, match_probs = (
+        np.concatenate(pieces)[: chains * count] for pieces in zip(*found, strict=True)
+    )
+    match = np.where(scene.present, match, -1)
+    return match.reshape(chains, count, -1), match_probs.mean(axis=0)
+
+
+@functools.lru_cache(maxsize=32)
+def _recover(program: Program) -> Callable[..., tuple[Array, Array]]:
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, 0, 0))
+    def recover(scene: Scene, values: dict[str, Array], key: Array) -> tuple[Array, Array]:
+        posterior = match_posterior(program, scene, values)
+        return posterior.sample(key).argmax(axis=-1), posterior.mean
+
+    return recover
+
+
+def result_of_draws(
+    method: str,
+    program: Program,
+    scene: Scene,
+    draws: dict[str, np.ndarray],
+    match_probs: Float[np.ndarray, "N N"],
+    sample_stats: dict[str, np.ndarray],
+    steps: int,
+    *,
+    converged: Any = None,
+    **more: Any,
+) -> Result:
+    """Moments of the draws and the most frequent partition.
+
+    Where it is not given, `converged` goes by the split R-hat of the log density `lp`, which does
+    not change when identical objects are swapped or a square is turned onto itself. So chains that
+    sit in modes that are images of each other count as converged, and the poses of such modes have
+    to be brought to a common frame before they are averaged.
+    """
+    owner = owner_of(program, scene)
+    pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
+    centred = pose - pose.mean(axis=0)
+    details = more.pop("details", {})
+    if converged is None:
+        r_hat = log_density_r_hat(sample_stats["lp"])
+        converged, details = r_hat < R_HAT, details | {"lp_r_hat": r_hat}
+    return Result(
+        method=method,
+        scene=scene,
+        match_probs=match_probs,
+        pose_mean=pose.mean(axis=0),
+        pose_covariance=np.einsum("skp,skq->kpq", centred, centred) / (len(pose) - 1),
+        object=frequent_partition(draws["match"], owner, scene.present),
+        owner=owner,
+        converged=np.asarray(converged),
+        steps=np.asarray(steps),
+        draws=draws,
+        sample_stats=sample_stats or None,
+        details=details,
+        **more,
+    )
+
+
+def log_density_r_hat(log_density: Float[np.ndarray, "chains draws"]) -> float:
+    """Split R-hat; 1 for chains that all stand at the same value."""
+    if np.ptp(log_density) == 0:
+        return 1.0
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains that each stand still: infinite
+        return float(split_gelman_rubin(log_density))
+
+
+def frequent_partition(
+    match: Int[np.ndarray, "chains draws N"],
+    owner: Int[np.ndarray, " N"],
+    present: Bool[np.ndarray, " N"],
+) -> Int[np.ndarray, " N"]:
+    """The partition that most draws have, whatever its objects are called in each of them.
+
+    Its own labels are those that most of these draws agree on.
+    """
+    labels = np.where(present, owner[match.reshape(-1, match.shape[-1])], -1)
+    distinct, counts = np.unique(labels, axis=0, return_counts=True)
+    together = distinct[:, :, None] == distinct[:, None, :]
+    _, grouping = np.unique(together.reshape(len(distinct), -1), axis=0, return_inverse=True)
+    frequency = np.bincount(grouping.ravel(), weights=counts)
+    in_best = grouping.ravel() == frequency.argmax()
+    return distinct[np.where(in_best, counts, 0).argmax()]
+
+
+def owner_of(program: Program, scene: Scene) -> Int[np.ndarray, " N"]:
+    """The object that each part belongs to."""
+    sites = trace(seed(marginal(program), jax.random.key(0))).get_trace(**scene.observed)
+    return np.asarray(sites["points"]["fn"].parts.owner)
+
+
+def as_chains(collected: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays (draws, chains, ...) as (chains, draws, ...), as `Result` and ArviZ have them."""
+    return {name: np.swapaxes(np.asarray(x), 0, 1) for name, x in collected.items()}
+
+
+def one_hot(match: Int[Array, "*batch N"], num_parts: int) -> Float[Array, "*batch N N"]:
+    return jax.nn.one_hot(match, num_parts, dtype=jnp.result_type(float))
