@@ -168,16 +168,13 @@ def log_mean_density(
 
 def _different(frames: list[Frame], group: Symmetry) -> list[Frame]:
     """Without those that repeat one before them, perhaps in other names."""
-    kept: list[Frame] = []
-    for frame in frames:
-        at = np.stack([frame.mean, *(other.mean for other in kept)])
-        repeats = any(
-            values[0] > values[1 + i] - 0.1
-            for i, other in enumerate(kept)
-            for values in [log_mean_density(other, group, at)]
-        )
-        if not repeats:
-            kept.append(frame)
+    means = np.stack([frame.mean for frame in frames])
+    left, kept = np.arange(len(frames)), []
+    while len(left):
+        first = frames[left[0]]
+        log_q = log_mean_density(first, group, means[left])
+        kept.append(first)
+        left = left[1:][log_q[1:] < log_q[0] - 0.5]
     return kept
 
 
