@@ -67,7 +67,9 @@ def mean_field_guide(program: Program, scene: Scene, init: dict[str, Any] | None
     def guide(*args: Any, **kwargs: Any) -> None:
         mean = numpyro.param("pose_mean", start["pose_mean"])
         scale_tril = numpyro.param(
-            "pose_scale_tril", start["pose_scale_tril"], constraint=constraints.lower_cholesky
+            "pose_scale_tril",
+            start["pose_scale_tril"],
+            constraint=constraints.scaled_unit_lower_cholesky,  # steps without a unit of length
         )
         with numpyro.plate("object", model.num_objects):
             numpyro.sample("pose", dist.MultivariateNormal(mean, scale_tril=scale_tril))

@@ -156,6 +156,7 @@ def precision_gamma(
         counted = model.seen[:, None, j] & model.parts.feature_mask[None, :, j]
         features = features + matrix_sum(match_probs * counted)
     concentration = prior_concentration + 0.5 * features
+<<<<<<< HEAD
     return concentration, prior_rate + 0.5 * beta * matrix_sum(match_probs * energy)
 
 
@@ -169,6 +170,21 @@ def update_precision(
     assert model.precision_prior is not None
     prior_concentration, prior_rate = model.precision_prior
     concentration, rate = precision_gamma(model, match_probs, energy, beta)
+=======
+    rate = prior_rate + 0.5 * beta * matrix_sum(match_probs * energy)
+    return gamma_precision(model, concentration, rate, beta)
+
+
+def gamma_precision(
+    model: Conjugate,
+    concentration: Float[Array, "*scenes"],
+    rate: Float[Array, "*scenes"],
+    beta: Float[Array, "*scenes"],
+) -> Precision:
+    """What the other updates need of a Gamma q(tau)."""
+    assert model.precision_prior is not None
+    prior_concentration, prior_rate = model.precision_prior
+>>>>>>> mcmc
     kl = (
         (concentration - prior_concentration) * digamma(concentration)
         - gammaln(concentration)
@@ -195,6 +211,7 @@ def part_dirichlet(
     """Concentration of q(pi), a Dirichlet: it grows by the points that each part has."""
     assert model.part_prior is not None
     present = model.seen.any(axis=1)
+<<<<<<< HEAD
     return model.part_prior + total(match_probs * present[:, None], axis=0)
 
 
@@ -204,10 +221,25 @@ def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]
     prior, posterior = model.part_prior, part_dirichlet(model, match_probs)
     counts = posterior - prior
     log_mean = digamma(posterior) - digamma(total(posterior, axis=0))
+=======
+    counts = total(match_probs * present[:, None], axis=0)
+    return dirichlet_part_probs(model, model.part_prior + counts)
+
+
+def dirichlet_part_probs(
+    model: Conjugate, concentration: Float[Array, "N *scenes"]
+) -> PartProbs:
+    """What the other updates need of a Dirichlet q(pi)."""
+    assert model.part_prior is not None
+    prior = model.part_prior
+    log_mean = digamma(concentration) - digamma(total(concentration, axis=0))
+>>>>>>> mcmc
     kl = (
-        gammaln(total(posterior, axis=0))
+        gammaln(total(concentration, axis=0))
         - gammaln(total(prior, axis=0))
-        + total(gammaln(prior) - gammaln(posterior) + counts * log_mean, axis=0)
+        + total(
+            gammaln(prior) - gammaln(concentration) + (concentration - prior) * log_mean, axis=0
+        )
     )
     return PartProbs(log_mean, kl)
 

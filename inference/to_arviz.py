@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from inference import symmetry
-from inference.draws import draws_of
 from inference.evaluate import (
     Draws,
     as_key,
@@ -31,6 +30,7 @@ from inference.evaluate import (
     replicate,
 )
 from inference.plots import object_names
+from inference.posterior_draws import draws_of
 from inference.relabel import Frame, frame_of
 from inference.relabel import relabel as relabel_draws
 from inference.result import Result

@@ -19,8 +19,8 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from inference import cavi, symmetry
-from inference.draws import draws_of
 from inference.evaluate import as_key, flat, latent_supports, log_joint
+from inference.posterior_draws import draws_of
 from inference.relabel import Frame
 from inference.result import Result
 from inference.symmetry import Symmetry

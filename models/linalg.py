@@ -61,6 +61,17 @@ def inverse_and_log_det(
     return matrix, log_det
 
 
+def cholesky(matrix: Float[Array, "n n *batch"]) -> Float[Array, "n n *batch"]:
+    """The lower triangular factor of a positive definite matrix, column by column."""
+    size = matrix.shape[0]
+    columns: list[Float[Array, "n *batch"]] = []
+    for i in range(size):
+        rest = matrix[:, i] - sum(column * column[i] for column in columns)
+        below = (jnp.arange(size) >= i).reshape(-1, *(1,) * (matrix.ndim - 2))
+        columns.append(jnp.where(below, rest / jnp.sqrt(rest[i]), 0.0))
+    return jnp.stack(columns, axis=1)
+
+
 def solve(
     matrix: Float[Array, "n n *batch"], right: Float[Array, "n *batch"]
 ) -> Float[Array, "n *batch"]:

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from models.linalg import inverse_and_log_det, largest, solve, total
+from models.linalg import cholesky, inverse_and_log_det, largest, solve, total
 
 
 def positive_definite(size: int, batch: tuple[int, ...]) -> np.ndarray:
@@ -24,6 +24,11 @@ def test_inverse_determinant_and_solution(size, batch):
         np.moveaxis(inverse, (0, 1), (-2, -1)), np.linalg.inv(matrices), rtol=1e-9, atol=1e-11
     )
     np.testing.assert_allclose(log_det, np.linalg.slogdet(matrices)[1], rtol=1e-11)
+
+    factor = jax.jit(cholesky)(matrices_first)
+    np.testing.assert_allclose(
+        np.moveaxis(factor, (0, 1), (-2, -1)), np.linalg.cholesky(matrices), rtol=1e-9, atol=1e-11
+    )
 
     solution = jax.jit(solve)(matrices_first, right_first)
     expected = np.linalg.solve(matrices, right[..., None])[..., 0]

@@ -1,0 +1,288 @@
+"""What SVI can fit: the hand-derived family on the program, or an automatic guide on the marginal.
+
+Each is a `Family`: where its runs begin, a loss that is random and whose gradient is unbiased, and
+the ELBO that runs are judged by. Poses are measured from where a run begins, in standard deviations
+of q there, so that one learning rate serves every parameter: at a precision of 1e4 a pose has an
+uncertainty of 0.005 and a match logit one of 1.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.scipy.special import xlogy
+from jaxtyping import Array, Float, Int
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import AffineTransform, IndependentTransform
+from numpyro.handlers import reparam, seed, trace
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO, autoguide, init_to_median
+from numpyro.infer.reparam import Reparam
+
+from guides import meanfield
+from guides.guide import mean_field_guide
+from guides.meanfield import PoseFactor
+from guides.projections import PROJECTIONS, Projection
+from inference.ascent import Schedule
+from inference.chains import beginnings
+from inference.pool import engine, run_keys
+from inference.starts import structure
+from models.linalg import cholesky
+from models.match import DoublyStochasticMatch, MixtureMatch
+from models.reading import Conjugate, Program, marginal, read
+from models.scenes import Scene
+
+AUTOMATIC = ("AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal")
+"""Automatic guides by their names in NumPyro."""
+
+JUDGES = 256
+"""Particles that the ELBO of an automatic guide is judged by, the same at every look."""
+
+Params = dict[str, Any]
+
+
+class Frame(NamedTuple):
+    """Where the poses of a run begin, and the unit that they are measured in."""
+
+    centre: Float[Array, "K p"]
+    unit: Float[Array, "K p"]
+
+
+class Family(NamedTuple):
+    """A family of q for one program; functions of one run, to be mapped over runs."""
+
+    begin: Callable[[Scene, Array, Int[np.ndarray, "runs 2"]], tuple[Params, Frame]]
+    """From scenes, a key, and the scene and attempt of each run: free parameters of each run."""
+    loss: Callable[[Array, Params, Frame, Scene], Float[Array, ""]]
+    elbo: Callable[[Params, Frame, Scene], Float[Array, ""]]
+    constrained: Callable[[Params, Frame], Params]
+    """The parameters as the guide has them."""
+    draw: Callable[[Array, Params, Frame, int], dict[str, Array]]
+    """Draws of q by site."""
+
+
+# --- the hand-derived family --------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=32)
+def mean_field(
+    program: Program, start: str, particles: int, shape: tuple[int, int], has_types: bool
+) -> Family:
+    """The paper's family, on the program as it stands; the match is summed in closed form."""
+    rows = shape[0]
+    types = np.zeros(rows, int) if has_types else None
+    blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
+    example = read(program, blank)
+    guide = mean_field_guide(program, blank)
+    transforms = _transforms(guide)
+    estimate = TraceMeanField_ELBO(num_particles=particles)
+    is_mixture = example.match_family is MixtureMatch
+    projection_name = "softmax" if is_mixture else "sinkhorn"
+    projection = PROJECTIONS[projection_name]
+    owner = structure(example).owner
+    poses_given = jax.jit(lambda model, *given: meanfield.update_pose(model, owner, *given))
+
+    def begin(
+        scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]
+    ) -> tuple[Params, Frame]:
+        """The R that coordinate ascent starts from with this key, and the poses given it."""
+        ascent = engine(program, projection_name, start, Schedule(), shape, has_types)
+        pool = ascent.launch(Scene(**scenes.take(runs[:, 0]).observed), run_keys(key, runs))
+        match_probs = pool.state.match_probs
+        noise = meanfield.fixed_precision(pool.model, jnp.ones(len(runs)))
+        pose = poses_given(pool.model, match_probs, noise)
+        factor = cholesky(pose.covariance)
+        variance = jnp.diagonal(pose.covariance)
+        values = {
+            "match_probs": jnp.moveaxis(match_probs, 2, 0),
+            "match_logits": jnp.moveaxis(jnp.log(match_probs), 2, 0),
+            "pose_scale_tril": jnp.moveaxis(factor, (3, 2), (0, 1)),
+        }
+        for name, prior in (
+            ("precision_posterior", pool.model.precision_prior),
+            ("part_concentration", pool.model.part_prior),
+        ):
+            if prior is not None:
+                values[name] = jnp.broadcast_to(prior, (len(prior), len(runs))).T
+        frame = Frame(jnp.moveaxis(pose.mean, (2, 1), (0, 1)), jnp.sqrt(variance).swapaxes(0, 1))
+        free = {name: transforms[name].inv(x) for name, x in values.items() if name in transforms}
+        return free | {"pose_mean": jnp.zeros_like(frame.centre)}, frame
+
+    def constrained(free: Params, frame: Frame) -> Params:
+        params = {name: transforms[name](x) for name, x in free.items()}
+        return params | {"pose_mean": frame.centre + frame.unit * free["pose_mean"]}
+
+    def loss(key: Array, free: Params, frame: Frame, scene: Scene) -> Float[Array, ""]:
+        params = constrained(free, frame)
+        return estimate.loss(key, params, program, guide, **scene.observed)
+
+    def elbo(free: Params, frame: Frame, scene: Scene) -> Float[Array, ""]:
+        return mean_field_elbo(read(program, scene), owner, projection, constrained(free, frame))
+
+    def draw(key: Array, free: Params, frame: Frame, count: int) -> dict[str, Array]:
+        params = constrained(free, frame)
+        keys = jax.random.split(key, 4)
+        q = {"pose": dist.MultivariateNormal(
+            params["pose_mean"], scale_tril=params["pose_scale_tril"]
+        )}
+        if "precision_posterior" in params:
+            q["precision"] = dist.Gamma(*params["precision_posterior"])
+        if "part_concentration" in params:
+            q["part_probs"] = dist.Dirichlet(params["part_concentration"])
+        if is_mixture:
+            q["match"] = MixtureMatch(params["match_logits"])
+        else:
+            q["match"] = DoublyStochasticMatch(params["match_probs"])
+        drawn = {
+            name: factor.sample(key, (count,))
+            for key, (name, factor) in zip(keys, q.items(), strict=False)
+        }
+        return drawn | {"match": drawn["match"].argmax(axis=-1)}
+
+    return Family(begin, loss, elbo, constrained, draw)
+
+
+def mean_field_elbo(
+    model: Conjugate, owner: Int[np.ndarray, " N"], projection: Projection, params: Params
+) -> Float[Array, ""]:
+    """The ELBO in closed form at any parameters of the guide, as coordinate ascent counts it."""
+    model = jax.tree.map(lambda x: x[..., None], model)
+    factor = params["pose_scale_tril"]
+    pose = PoseFactor(
+        params["pose_mean"].T[..., None],
+        jnp.einsum("kpr,kqr->pqk", factor, factor)[..., None],
+        -2.0 * jnp.log(jnp.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)[..., None],
+    )
+    one = jnp.ones(1)
+    precision, part_probs = meanfield.fixed_precision(model, one), None
+    if model.precision_prior is not None:
+        concentration, rate = params["precision_posterior"][:, None]
+        precision = meanfield.gamma_precision(model, concentration, rate, one)
+    log_normalizer = jnp.zeros(1)
+    if model.part_prior is not None:
+        part_probs = meanfield.dirichlet_part_probs(model, params["part_concentration"][:, None])
+    else:
+        log_normalizer = projection.log_normalizer(model.match_logits)
+    match_probs = match_probs_of(params)[..., None]
+    energy = meanfield.expected_energy(model, owner, pose)
+    log_likelihood = meanfield.expected_log_likelihood(model, energy, precision)
+    entropy = -meanfield.matrix_sum(xlogy(match_probs, match_probs))
+    terms = meanfield.elbo_terms(
+        model, match_probs, entropy, log_normalizer, pose, log_likelihood, precision, part_probs
+    )
+    return terms.elbo[0]
+
+
+def match_probs_of(params: Params) -> Float[Array, "*batch N N"]:
+    if "match_logits" in params:
+        return jax.nn.softmax(params["match_logits"], axis=-1)
+    return params["match_probs"]
+
+
+# --- automatic guides ---------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=32)
+def automatic(
+    program: Program,
+    name: str,
+    start: str,
+    particles: int,
+    shape: tuple[int, int],
+    has_types: bool,
+) -> Family:
+    """One of NumPyro's guides on the program with its match summed out, for any prior."""
+    rows = shape[0]
+    types = np.zeros(rows, int) if has_types else None
+    blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
+    given = {} if name == "AutoIAFNormal" else {"init_scale": 0.5}
+    guide = getattr(autoguide, name)(
+        _measured(program, Frame(0.0, 1.0)), init_loc_fn=_init, **given  # type: ignore[arg-type]
+    )
+    first = trace(seed(guide, jax.random.key(0))).get_trace(**blank.observed)
+    initial = {name: site["value"] for name, site in first.items() if site["type"] == "param"}
+    transforms = _transforms(guide, blank)
+    estimate, judge = Trace_ELBO(num_particles=particles), Trace_ELBO(num_particles=JUDGES)
+
+    def begin(
+        scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]
+    ) -> tuple[Params, Frame]:
+        begins = beginnings(program, scenes.take(0), key, len(runs), start)  # type: ignore[arg-type]
+        variance = jnp.diagonal(begins.pose_covariance, axis1=-2, axis2=-1)
+        free = {name: _inverse(transforms[name], x) for name, x in initial.items()}
+        repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(runs), *jnp.shape(x))), free)
+        return repeated, Frame(begins.values["pose"], jnp.sqrt(variance))
+
+    def constrained(free: Params, frame: Frame) -> Params:
+        return {name: _apply(transforms[name], x) for name, x in free.items()}
+
+    def estimated(
+        by: Trace_ELBO, key: Array, free: Params, frame: Frame, scene: Scene
+    ) -> Float[Array, ""]:
+        params = constrained(free, frame)
+        return by.loss(key, params, _measured(program, frame), guide, **scene.observed)
+
+    def elbo(free: Params, frame: Frame, scene: Scene) -> Float[Array, ""]:
+        return -estimated(judge, jax.random.key(0), free, frame, scene)
+
+    def draw(key: Array, free: Params, frame: Frame, count: int) -> dict[str, Array]:
+        drawn = guide.sample_posterior(key, constrained(free, frame), sample_shape=(count,))
+        measured = drawn.pop("pose_measured")
+        return drawn | {"pose": frame.centre + frame.unit * measured}
+
+    return Family(begin, functools.partial(estimated, estimate), elbo, constrained, draw)
+
+
+class _Measured(Reparam):
+    """The pose as centre + unit * `pose_measured`."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    def __call__(self, name: str, fn: dist.Distribution, obs: Any) -> tuple[None, Array]:
+        centre, unit = self.frame
+        shape = fn.shape()
+        inverse = AffineTransform(
+            jnp.broadcast_to(-centre / unit, shape), jnp.broadcast_to(1.0 / unit, shape)
+        )
+        measured = dist.TransformedDistribution(fn, IndependentTransform(inverse, fn.event_dim))
+        return None, centre + unit * numpyro.sample(f"{name}_measured", measured)
+
+
+def _measured(program: Program, frame: Frame) -> Program:
+    return reparam(marginal(program), config={"pose": _Measured(frame)})
+
+
+def _init(site: dict[str, Any] | None = None) -> Any:
+    """Poses begin at their centre, other sites at the median of their priors."""
+    if site is None:
+        return _init
+    if site["name"] == "pose_measured":
+        return jnp.zeros(site["fn"].shape())
+    return init_to_median(site, num_samples=255)
+
+
+# --- parameters and their constraints -----------------------------------------------------------
+
+
+def _transforms(guide: Callable[..., Any], scene: Scene | None = None) -> dict[str, Any]:
+    """For each parameter of a guide the map from free values to its constraint."""
+    observed = {} if scene is None else scene.observed
+    sites = trace(seed(guide, jax.random.key(0))).get_trace(**observed)
+    return {
+        name: biject_to(site["kwargs"].get("constraint", constraints.real))
+        for name, site in sites.items()
+        if site["type"] == "param"
+    }
+
+
+def _apply(transform: Any, value: Any) -> Any:
+    return jax.tree.map(transform, value)
+
+
+def _inverse(transform: Any, value: Any) -> Any:
+    return jax.tree.map(transform.inv, value)
