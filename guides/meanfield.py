@@ -156,7 +156,6 @@ def precision_gamma(
         counted = model.seen[:, None, j] & model.parts.feature_mask[None, :, j]
         features = features + matrix_sum(match_probs * counted)
     concentration = prior_concentration + 0.5 * features
-<<<<<<< HEAD
     return concentration, prior_rate + 0.5 * beta * matrix_sum(match_probs * energy)
 
 
@@ -167,12 +166,7 @@ def update_precision(
     beta: Float[Array, "*scenes"],
 ) -> Precision:
     """q(tau) given R and the poses, at beta."""
-    assert model.precision_prior is not None
-    prior_concentration, prior_rate = model.precision_prior
-    concentration, rate = precision_gamma(model, match_probs, energy, beta)
-=======
-    rate = prior_rate + 0.5 * beta * matrix_sum(match_probs * energy)
-    return gamma_precision(model, concentration, rate, beta)
+    return gamma_precision(model, *precision_gamma(model, match_probs, energy, beta), beta)
 
 
 def gamma_precision(
@@ -184,7 +178,6 @@ def gamma_precision(
     """What the other updates need of a Gamma q(tau)."""
     assert model.precision_prior is not None
     prior_concentration, prior_rate = model.precision_prior
->>>>>>> mcmc
     kl = (
         (concentration - prior_concentration) * digamma(concentration)
         - gammaln(concentration)
@@ -211,29 +204,19 @@ def part_dirichlet(
     """Concentration of q(pi), a Dirichlet: it grows by the points that each part has."""
     assert model.part_prior is not None
     present = model.seen.any(axis=1)
-<<<<<<< HEAD
     return model.part_prior + total(match_probs * present[:, None], axis=0)
 
 
 def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]) -> PartProbs:
     """q(pi) given R."""
-    assert model.part_prior is not None
-    prior, posterior = model.part_prior, part_dirichlet(model, match_probs)
-    counts = posterior - prior
-    log_mean = digamma(posterior) - digamma(total(posterior, axis=0))
-=======
-    counts = total(match_probs * present[:, None], axis=0)
-    return dirichlet_part_probs(model, model.part_prior + counts)
+    return dirichlet_part_probs(model, part_dirichlet(model, match_probs))
 
 
-def dirichlet_part_probs(
-    model: Conjugate, concentration: Float[Array, "N *scenes"]
-) -> PartProbs:
+def dirichlet_part_probs(model: Conjugate, concentration: Float[Array, "N *scenes"]) -> PartProbs:
     """What the other updates need of a Dirichlet q(pi)."""
     assert model.part_prior is not None
     prior = model.part_prior
     log_mean = digamma(concentration) - digamma(total(concentration, axis=0))
->>>>>>> mcmc
     kl = (
         gammaln(total(concentration, axis=0))
         - gammaln(total(prior, axis=0))
