@@ -5,14 +5,15 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
+from scipy.optimize import linear_sum_assignment
 
 from guides import meanfield
 from inference import exact
 from inference.evaluate import as_key
 from inference.result import Result
 from models.errors import InputError
-from models.match import DoublyStochasticMatch, MixtureMatch
+from models.match import MixtureMatch
 from models.reading import Conjugate, Program, read
 
 
@@ -64,12 +65,10 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
     factor = np.linalg.cholesky(result.pose_covariance)
     model = read(program, result.scene)
     drawn = {"pose": result.pose_mean + np.einsum("kpq,nkq->nkp", factor, noise)}
-    if model.match_family is MixtureMatch:
-        q_match = MixtureMatch(jnp.log(jnp.asarray(result.match_probs)))
-    else:
-        q_match = DoublyStochasticMatch(jnp.asarray(result.match_probs))
-    matrices = np.asarray(q_match.sample(match_key, (count,)))
-    drawn["match"] = np.where(result.scene.present, matrices.argmax(axis=-1), -1)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(match_key)))
+    of_rows = model.match_family is MixtureMatch
+    match = (_draw_rows if of_rows else _draw_permutations)(rng, result.match_probs, count)
+    drawn["match"] = np.where(result.scene.present, match, -1)
     probs = jnp.asarray(result.match_probs)
     if model.precision_prior is not None:
         concentration, rate = _precision(model, result)
@@ -92,3 +91,26 @@ def _precision(model: Conjugate, result: Result) -> tuple[Array, Array]:
     return meanfield.precision_gamma(
         model, jnp.asarray(result.match_probs), energy, jnp.asarray(1.0)
     )
+
+
+def _draw_rows(
+    rng: np.random.Generator, probs: Float[np.ndarray, "N N"], count: int
+) -> Int[np.ndarray, "draws N"]:
+    """Each row by itself: GCM-GMM's q."""
+    return np.stack([rng.choice(len(row), count, p=row / row.sum()) for row in probs], axis=1)
+
+
+def _draw_permutations(
+    rng: np.random.Generator, probs: Float[np.ndarray, "N N"], count: int
+) -> Int[np.ndarray, "draws N"]:
+    """Permutations with mean R: its Birkhoff-von Neumann decomposition, taken apart once."""
+    left, rows = probs / probs.sum(axis=1, keepdims=True), np.arange(len(probs))
+    weights: list[float] = []
+    columns: list[np.ndarray] = []
+    while len(weights) < len(probs) ** 2 and left.max() > 1e-9:
+        chosen = linear_sum_assignment(np.log(np.maximum(left, 1e-300)), maximize=True)[1]
+        weights.append(left[rows, chosen].min())
+        columns.append(chosen)
+        left[rows, chosen] -= weights[-1]
+    shares = np.array(weights) / np.sum(weights)
+    return np.stack(columns)[rng.choice(len(shares), count, p=shares)]
