@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from inference import exact
+from inference.evaluate import log_likelihood_by_point
 from inference.result import Result
 from inference.to_arviz import coordinates, to_arviz
 from models.constellation import constellation
@@ -27,6 +28,11 @@ from tests.inference.two_triangles import (
 
 mpl.use("Agg")
 OBJECTS = ["triangle 1", "triangle 2"]
+ARVIZ_ON_NEW_LIBRARIES = pytest.mark.filterwarnings(
+    "ignore:Passing a dict or None as alias_mapping", "ignore:The inplace keyword in DataFrame"
+)
+LARGE_K = pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+"""Leaving out one of five points changes a posterior a lot, and ArviZ says so."""
 GROUPS = {
     "posterior",
     "log_likelihood",
@@ -106,12 +112,15 @@ def test_netcdf_round_trip(data, tmp_path):
     assert again.posterior.attrs["method"] == data.posterior.attrs["method"]
 
 
+@ARVIZ_ON_NEW_LIBRARIES
+@LARGE_K
 def test_arviz_takes_it(data):
     summary = az.summary(data, var_names=["pose"])
     assert len(summary) == 8
     assert summary.index[0] == "pose[triangle 1, 0]"
-    loo = az.loo(data, pointwise=True) if data.posterior.attrs["method"] == "exact" else None
-    assert loo is None or loo.n_data_points == 5
+    loo = az.loo(data, pointwise=True)
+    assert loo.n_data_points == 5
+    assert np.isfinite(loo.elpd_loo)
     for plot in (az.plot_trace, az.plot_forest, az.plot_rank):
         axes = plot(data, var_names=["pose"])
         assert np.size(axes) >= 1
@@ -159,27 +168,27 @@ def test_density_of_a_point_given_the_others(method):
         np.testing.assert_allclose(data.sample_stats.lp.values[1, draw], lp, rtol=1e-8)
 
 
-def test_leave_one_out_is_the_ratio_of_exact_evidences():
-    """E[1 / p(x_m | others, pose)] over the posterior is p(others) / p(all points)."""
-    data = to_arviz(result_of("exact"), PROGRAM, num_draws=1000)
-    inverse = np.exp(-data.log_likelihood.points.values.reshape(-1, 5))
-    error = inverse.std(axis=0) / np.sqrt(len(inverse))
-    whole = float(result_of("exact").log_evidence)
-    present = np.repeat(FIVE.present[None], 5, axis=0) & ~np.eye(5, 6, dtype=bool)
-    left = exact.run(PROGRAM, Scene(np.repeat(FIVE.points[None], 5, axis=0), present))
-    expected = np.exp(left.log_evidence - whole)
-    reliable = error < 0.2 * inverse.mean(axis=0)
-    assert reliable.sum() >= 2
-    difference = np.abs(inverse.mean(axis=0) - expected)
-    assert (difference < 5 * error)[reliable].all()
+@pytest.mark.parametrize("left_out", [0, 3])
+def test_the_mean_density_of_a_point_left_out_is_the_ratio_of_exact_evidences(left_out):
+    """E[p(x_m | others, pose)] over the posterior without point m is p(all) / p(others)."""
+    without = Scene(FIVE.points, FIVE.present & (np.arange(6) != left_out))
+    draws = exact.sample(PROGRAM, without, 0, 4000)
+    by_point = log_likelihood_by_point(PROGRAM, FIVE, {"pose": draws.pose})
+    density = np.exp(by_point[:, left_out])
+    expected = np.exp(result_of("exact").log_evidence - exact.run(PROGRAM, without).log_evidence)
+    error = density.std() / np.sqrt(len(density))
+    assert error < 0.1 * expected
+    assert abs(density.mean() - expected) < 5 * error
 
 
+@pytest.mark.slow
+@ARVIZ_ON_NEW_LIBRARIES
+@LARGE_K
 def test_compare_ranks_priors():
     """Noise that is far too small is worse at leaving a point out."""
     overconfident = functools.partial(constellation, parts=PARTS, precision=2e4)
     narrow = to_arviz(exact.run(overconfident, FIVE), overconfident, num_draws=100)
-    with pytest.warns(UserWarning, match="Pareto"):
-        ranked = az.compare({"narrow": narrow, "true": converted("exact")})
+    ranked = az.compare({"narrow": narrow, "true": converted("exact")})
     assert ranked.index.tolist() == ["true", "narrow"]
 
 
