@@ -38,7 +38,9 @@ def recover_match(
         keys = jax.random.split(jax.random.fold_in(key, start), _BATCH)
         drawn = recover(observed, {name: x[some] for name, x in flat.items()}, keys)
         found.append(jax.tree.map(np.asarray, drawn))
-    match, match_probs = (np.concatenate(pieces)[: chains * count] for pieces in zip(*found, strict=True))
+    match, match_probs = (
+        np.concatenate(pieces)[: chains * count] for pieces in zip(*found, strict=True)
+    )
     match = np.where(scene.present, match, -1)
     return match.reshape(chains, count, -1), match_probs.mean(axis=0)
 
@@ -62,15 +64,16 @@ def result_of_draws(
     match_probs: Float[np.ndarray, "N N"],
     sample_stats: dict[str, np.ndarray],
     steps: int,
-    converged: bool | None = None,
+    *,
+    converged: Any = None,
     **more: Any,
 ) -> Result:
     """Moments of the draws and the most frequent partition.
 
-    Where it is not given, `converged` goes by the split R-hat of the log density `lp`, which does not change when
-    identical objects are swapped or a square is turned onto itself. So chains that sit in modes
-    that are images of each other count as converged, and the poses of such modes have to be brought
-    to a common frame before they are averaged.
+    Where it is not given, `converged` goes by the split R-hat of the log density `lp`, which does
+    not change when identical objects are swapped or a square is turned onto itself. So chains that
+    sit in modes that are images of each other count as converged, and the poses of such modes have
+    to be brought to a common frame before they are averaged.
     """
     owner = owner_of(program, scene)
     pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
@@ -87,7 +90,7 @@ def result_of_draws(
         pose_covariance=np.einsum("skp,skq->kpq", centred, centred) / (len(pose) - 1),
         object=frequent_partition(draws["match"], owner, scene.present),
         owner=owner,
-    converged=np.asarray(converged),
+        converged=np.asarray(converged),
         steps=np.asarray(steps),
         draws=draws,
         sample_stats=sample_stats or None,

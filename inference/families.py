@@ -35,6 +35,7 @@ from models.linalg import cholesky
 from models.match import DoublyStochasticMatch, MixtureMatch
 from models.reading import Conjugate, Program, marginal, read
 from models.scenes import Scene
+from models.sinkhorn import log_sinkhorn
 
 AUTOMATIC = ("AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal")
 """Automatic guides by their names in NumPyro."""
@@ -78,7 +79,9 @@ def mean_field(
     blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
     example = read(program, blank)
     guide = mean_field_guide(program, blank)
-    transforms = _transforms(guide)
+    # The guide's own bijection singles out the last row and column. All N x N logits say the same
+    # with some to spare, and steps along them are better conditioned.
+    transforms = _transforms(guide) | {"match_probs": lambda logits: jnp.exp(log_sinkhorn(logits))}
     estimate = TraceMeanField_ELBO(num_particles=particles)
     is_mixture = example.match_family is MixtureMatch
     projection_name = "softmax" if is_mixture else "sinkhorn"
@@ -86,9 +89,7 @@ def mean_field(
     owner = structure(example).owner
     poses_given = jax.jit(lambda model, *given: meanfield.update_pose(model, owner, *given))
 
-    def begin(
-        scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]
-    ) -> tuple[Params, Frame]:
+    def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
         """The R that coordinate ascent starts from with this key, and the poses given it."""
         ascent = engine(program, projection_name, start, Schedule(), shape, has_types)
         pool = ascent.launch(Scene(**scenes.take(runs[:, 0]).observed), run_keys(key, runs))
@@ -98,8 +99,6 @@ def mean_field(
         factor = cholesky(pose.covariance)
         variance = jnp.diagonal(pose.covariance)
         values = {
-            "match_probs": jnp.moveaxis(match_probs, 2, 0),
-            "match_logits": jnp.moveaxis(jnp.log(match_probs), 2, 0),
             "pose_scale_tril": jnp.moveaxis(factor, (3, 2), (0, 1)),
         }
         for name, prior in (
@@ -109,7 +108,9 @@ def mean_field(
             if prior is not None:
                 values[name] = jnp.broadcast_to(prior, (len(prior), len(runs))).T
         frame = Frame(jnp.moveaxis(pose.mean, (2, 1), (0, 1)), jnp.sqrt(variance).swapaxes(0, 1))
-        free = {name: transforms[name].inv(x) for name, x in values.items() if name in transforms}
+        match = "match_logits" if is_mixture else "match_probs"
+        free = {match: jnp.moveaxis(jnp.log(match_probs), 2, 0)}
+        free |= {name: transforms[name].inv(x) for name, x in values.items()}
         return free | {"pose_mean": jnp.zeros_like(frame.centre)}, frame
 
     def constrained(free: Params, frame: Frame) -> Params:
@@ -126,9 +127,11 @@ def mean_field(
     def draw(key: Array, free: Params, frame: Frame, count: int) -> dict[str, Array]:
         params = constrained(free, frame)
         keys = jax.random.split(key, 4)
-        q = {"pose": dist.MultivariateNormal(
-            params["pose_mean"], scale_tril=params["pose_scale_tril"]
-        )}
+        q = {
+            "pose": dist.MultivariateNormal(
+                params["pose_mean"], scale_tril=params["pose_scale_tril"]
+            )
+        }
         if "precision_posterior" in params:
             q["precision"] = dist.Gamma(*params["precision_posterior"])
         if "part_concentration" in params:
@@ -201,16 +204,16 @@ def automatic(
     blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
     given = {} if name == "AutoIAFNormal" else {"init_scale": 0.5}
     guide = getattr(autoguide, name)(
-        _measured(program, Frame(0.0, 1.0)), init_loc_fn=_init, **given  # type: ignore[arg-type]
+        _measured(program, Frame(jnp.zeros(()), jnp.ones(()))),
+        init_loc_fn=functools.partial(_init),
+        **given,
     )
     first = trace(seed(guide, jax.random.key(0))).get_trace(**blank.observed)
     initial = {name: site["value"] for name, site in first.items() if site["type"] == "param"}
     transforms = _transforms(guide, blank)
     estimate, judge = Trace_ELBO(num_particles=particles), Trace_ELBO(num_particles=JUDGES)
 
-    def begin(
-        scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]
-    ) -> tuple[Params, Frame]:
+    def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
         begins = beginnings(program, scenes.take(0), key, len(runs), start)  # type: ignore[arg-type]
         variance = jnp.diagonal(begins.pose_covariance, axis1=-2, axis2=-1)
         free = {name: _inverse(transforms[name], x) for name, x in initial.items()}
@@ -257,10 +260,8 @@ def _measured(program: Program, frame: Frame) -> Program:
     return reparam(marginal(program), config={"pose": _Measured(frame)})
 
 
-def _init(site: dict[str, Any] | None = None) -> Any:
+def _init(site: dict[str, Any]) -> Any:
     """Poses begin at their centre, other sites at the median of their priors."""
-    if site is None:
-        return _init
     if site["name"] == "pose_measured":
         return jnp.zeros(site["fn"].shape())
     return init_to_median(site, num_samples=255)

@@ -47,6 +47,8 @@ class GibbsState(NamedTuple):
     """Where a chain stands."""
 
     i: Int[Array, ""]
+    betas: Float[Array, " rungs"]
+    """The ladder."""
     z: Sites
     """The draw: the replica at beta = 1, with a match of -1 in dummy rows."""
     replicas: Sites
@@ -106,22 +108,22 @@ class GibbsKernel(MCMCKernel):
         return step(state) if state.i.ndim == 0 else jax.vmap(step)(state)
 
     def _init_chain(self, key: Array, values: Sites | None, scene: Scene) -> GibbsState:
-        rungs = len(self.betas)
         model = read(self.program, scene)
+        betas = jnp.asarray(self.betas)
+        rungs = len(betas)
         key, prior_key = jax.random.split(key)
         sites = _prior_draw(prior_key, model) | (values or {})
         sites["match"] = jnp.arange(len(model.points))
         replicas = {name: jnp.broadcast_to(x, (rungs, *x.shape)) for name, x in sites.items()}
         nothing = jnp.full(rungs - 1, jnp.nan, float)
-        return GibbsState(
-            jnp.zeros((), int), _visible(replicas, model), replicas, nothing, nothing, key
-        )
+        drawn = _visible(replicas, model)
+        return GibbsState(jnp.zeros((), int), betas, drawn, replicas, nothing, nothing, key)
 
     def _sweep(self, state: GibbsState, scene: Scene) -> GibbsState:
         single = read(self.program, scene)
         owner = owner_of(self.program, scene)
         model = jax.tree.map(lambda x: x[..., None], single)  # replicas are its axis of scenes
-        betas = jnp.asarray(self.betas)
+        betas = state.betas
         key, match_key, swap_key, *keys = jax.random.split(state.rng_key, 6)
         replicas = dict(state.replicas)
         replicas["match"] = _draw_match(match_key, model, owner, replicas, betas)
@@ -133,9 +135,8 @@ class GibbsKernel(MCMCKernel):
             replicas["precision"] = _draw_precision(keys[1], model, owner, replicas, betas)
         if single.part_prior is not None:
             replicas["part_probs"] = _draw_part_probs(keys[2], single, replicas["match"])
-        return GibbsState(
-            state.i + 1, _visible(replicas, single), replicas, log_ratio, accept_prob, key
-        )
+        drawn = _visible(replicas, single)
+        return GibbsState(state.i + 1, betas, drawn, replicas, log_ratio, accept_prob, key)
 
 
 def ladder(program: Program, scene: Scene, rungs: int = 12) -> Float[np.ndarray, " rungs"]:
@@ -144,7 +145,7 @@ def ladder(program: Program, scene: Scene, rungs: int = 12) -> Float[np.ndarray,
         raise InputError(f"a ladder wants at least 3 rungs, got {rungs}; try 12")
     model = read(program, scene)
     F, owner = model.parts.F, np.asarray(model.parts.owner)
-    precision = 1.0
+    precision: Any = 1.0
     if model.precision_prior is not None:
         precision = model.precision_prior[0] / model.precision_prior[1]
     spread = jnp.einsum("ndp,npq,ndq->nd", F, model.pose_covariance[owner], F)
@@ -183,10 +184,11 @@ def run(
     base_key = jax.random.key(key) if isinstance(key, int) else key
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
     betas = ladder(program, scene, rungs) if rungs > 1 else np.ones(1)
-    kernel, begin, advance = _compiled(program, tuple(betas.tolist()))
     values = beginnings(program, scene, begin_key, num_chains, start).values
     observed = scene.observed
-    state = begin(jax.random.split(chain_key, num_chains), values, observed)
+    keys = jax.random.split(chain_key, num_chains)
+    state = GibbsKernel(program, betas).init(keys, num_warmup, values, (), observed)
+    advance = _compiled(program)
     collected = run_chains(
         lambda state, length: advance(state, observed, length),
         state,
@@ -206,10 +208,16 @@ def run(
         details |= {"log_evidence_error": error}
         details |= {"swap_rate": np.nanmean(accept_prob, axis=(0, 1))}
         stats["acceptance_rate"] = np.nanmean(accept_prob, axis=-1)
-    steps = num_warmup + num_draws
-    more = {"log_evidence": evidence, "details": details}
     result = result_of_draws(
-        "gibbs", program, scene, draws, match_probs, stats, steps, **more
+        "gibbs",
+        program,
+        scene,
+        draws,
+        match_probs,
+        stats,
+        num_warmup + num_draws,
+        log_evidence=evidence,
+        details=details,
     )
     return replace(result, seconds=time.perf_counter() - began)
 
@@ -232,15 +240,9 @@ def stepping_stone(
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(
-    program: Program, betas: tuple[float, ...]
-) -> tuple[GibbsKernel, Callable[..., GibbsState], Callable[..., tuple[GibbsState, Any]]]:
-    """The kernel, its beginning and so many steps of it, compiled once for each program."""
-    kernel = GibbsKernel(program, betas)
-
-    @jax.jit
-    def begin(keys: Array, values: Sites, observed: dict[str, Array]) -> GibbsState:
-        return kernel.init(keys, 0, values, (), observed)
+def _compiled(program: Program) -> Callable[..., tuple[GibbsState, Any]]:
+    """So many steps of all chains and what they collect, compiled once for each program."""
+    kernel = GibbsKernel(program)
 
     @functools.partial(jax.jit, static_argnames="length")
     def advance(state: GibbsState, observed: dict[str, Array], length: int) -> tuple[Any, Any]:
@@ -257,7 +259,7 @@ def _compiled(
 
         return jax.lax.scan(step, state, length=length)
 
-    return kernel, begin, advance
+    return advance
 
 
 def _prior_draw(key: Array, model: Conjugate) -> Sites:

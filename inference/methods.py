@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from inference import cavi, exact
+from inference import cavi, exact, gibbs, nuts, svi
 from inference.result import Result
 from models.constellation import PARTS, constellation
 from models.errors import InputError
@@ -37,11 +37,27 @@ def _exact(program: Program, scene: Scene, seed: int, progress: Progress | None)
     return exact.run(program, scene, progress=progress)
 
 
+def _svi(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    return svi.run(program, scene, seed, restarts=8, particles=4, progress=progress)
+
+
+def _nuts(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    return nuts.run(program, scene, seed, num_warmup=100, num_draws=100, progress=progress)
+
+
+def _gibbs(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    return gibbs.run(program, scene, seed, num_warmup=100, num_draws=100, progress=progress)
+
+
 METHODS: dict[str, Method] = {
     "ds": Method(_coordinate_ascent, "doubly_stochastic"),
     "gmm": Method(_coordinate_ascent, "mixture"),
     "exact": Method(_exact, "doubly_stochastic"),
+    "svi": Method(_svi, "doubly_stochastic"),
+    "nuts": Method(_nuts, "doubly_stochastic"),
+    "gibbs": Method(_gibbs, "doubly_stochastic"),
 }
+"""Budgets of the sampling methods are those of a first look; call their `run` for more."""
 
 
 def program_of(

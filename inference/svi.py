@@ -32,8 +32,16 @@ from models.errors import InputError
 from models.reading import Program, check_conjugate, check_program
 from models.scenes import Scene, check_scene
 
-OPTIMIZER = optax.adam(optax.exponential_decay(0.1, transition_steps=200, decay_rate=0.5))
-"""Adam whose step is halved every 200 steps, which averages the noise of the gradient away."""
+OPTIMIZER = optax.adam(
+    optax.exponential_decay(0.5, transition_steps=200, decay_rate=0.5, transition_begin=500)
+)
+"""Adam whose step is halved every 200 steps in the end, to average the gradient's noise away."""
+
+FLOW_OPTIMIZER = optax.chain(
+    optax.clip_by_global_norm(10.0),
+    optax.adam(optax.exponential_decay(0.01, 500, 0.5, transition_begin=1000)),
+)
+"""For flows, whose parameters are the weights of networks: smaller steps, and none too large."""
 
 LOOK = 100
 """Steps between two looks at the ELBO."""
@@ -57,7 +65,7 @@ def run(
     ] = "mean_field",
     restarts: int = 8,
     start: Literal["poses", "uniform", "vi", "prior"] | None = None,
-    optimizer: optax.GradientTransformation = OPTIMIZER,
+    optimizer: optax.GradientTransformation | None = None,
     particles: int = 8,
     tolerance: float = 1e-3,
     max_steps: int = 3000,
@@ -79,7 +87,8 @@ def run(
         start: for "mean_field" what `cavi.run` takes, "poses" or "uniform", with the same random
             starts for the same key; for an automatic guide "vi", poses from restarts of coordinate
             ascent, or "prior".
-        optimizer: any optax optimizer. Poses are measured in standard deviations.
+        optimizer: any optax optimizer; by default Adam with steps that shrink. Poses are measured
+            in standard deviations.
         particles: draws of q for each gradient.
         tolerance: change of the ELBO, in nats, below which a run has converged.
         history: keep the ELBO and the mean loss at each look, for every run.
@@ -103,13 +112,13 @@ def run(
         frame,
         Scene(**scenes.take(scene_of).observed),
         jax.random.fold_in(base_key, 1),
-        optimizer,
+        optimizer or (FLOW_OPTIMIZER if guide == "AutoIAFNormal" else OPTIMIZER),
         tolerance,
         max_steps,
         progress,
     )
     order = np.lexsort((attempt, -np.nan_to_num(elbo[-1], nan=-np.inf), scene_of))
-    best = order[:: restarts]
+    best = order[::restarts]
     settled = _settled(elbo, tolerance)[best]
     steps = np.full(len(best), LOOK * len(looks))
     trace = {"elbo": elbo[1:, best], "loss": looks[:, best]} if history else None
@@ -191,9 +200,7 @@ def _compiled(
             loss, gradient = jax.value_and_grad(family.loss, argnums=1)(
                 loss_key, fit.params, frame, scene
             )
-            change, state = update(
-                gradient, fit.optimizer, fit.params, value=loss, grad=gradient
-            )
+            change, state = update(gradient, fit.optimizer, fit.params, value=loss, grad=gradient)
             return Fit(optax.apply_updates(fit.params, change), state, key), loss
 
         fit, losses = jax.lax.scan(step, fit, length=LOOK)
@@ -202,7 +209,7 @@ def _compiled(
     return advance, jax.jit(jax.vmap(family.elbo))
 
 
-def _settled(elbo: Float[np.ndarray, "looks+1 runs"], tolerance: float) -> np.ndarray:
+def _settled(elbo: Float[np.ndarray, "looks+1 runs"], tolerance: float) -> Any:
     """Which runs changed by less than the tolerance at the last two looks."""
     if len(elbo) < 3:
         return np.zeros(elbo.shape[1], bool)
@@ -223,9 +230,7 @@ def _family(
         check_conjugate(program, scene.batch().take(0))
         return mean_field(program, start, particles, shape, has_types)
     if guide not in AUTOMATIC:
-        raise InputError(
-            f"there is no guide {guide!r}; choose mean_field, {', '.join(AUTOMATIC)}"
-        )
+        raise InputError(f"there is no guide {guide!r}; choose mean_field, {', '.join(AUTOMATIC)}")
     if scene.is_batch:
         raise InputError(
             "automatic guides are fitted to one scene, got a batch; use scene.take(i), or the "

@@ -41,8 +41,8 @@ def constellation(
         point_m ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
 
     Edit the priors here: every method reads them from this program. The closed-form methods (ds,
-    gmm, exact) need the pose prior to be Normal and the points to be `MatchedParts`; svi and nuts
-    take any prior.
+    gmm, exact, gibbs, and svi with the mean-field guide) need the pose prior to be Normal and the
+    points to be `MatchedParts`; nuts, and svi with an automatic guide, take any prior.
 
     Args:
         points: the observed points, padded to N rows; None to draw them.

@@ -17,6 +17,7 @@ class ConjugacyError(InputError):
     def __init__(self, site: str, found: str, wanted: str) -> None:
         self.site, self.found, self.wanted = site, found, wanted
         super().__init__(
-            f"site {site!r}: found {found}, but the closed-form methods (ds, gmm, exact) want "
-            f"{wanted}; edit the program, or use a method that takes any density (svi, nuts)"
+            f"site {site!r}: found {found}, but the closed-form methods (ds, gmm, exact, "
+            f"gibbs, svi with the mean-field guide) want {wanted}; edit the program, or use a "
+            "method that takes any density (nuts, svi with an automatic guide)"
         )
