@@ -172,12 +172,12 @@ def test_density_of_a_point_given_the_others(method):
 def test_the_mean_density_of_a_point_left_out_is_the_ratio_of_exact_evidences(left_out):
     """E[p(x_m | others, pose)] over the posterior without point m is p(all) / p(others)."""
     without = Scene(FIVE.points, FIVE.present & (np.arange(6) != left_out))
-    draws = exact.sample(PROGRAM, without, 0, 4000)
+    draws = exact.sample(PROGRAM, without, 0, 40_000)
     by_point = log_likelihood_by_point(PROGRAM, FIVE, {"pose": draws.pose})
     density = np.exp(by_point[:, left_out])
     expected = np.exp(result_of("exact").log_evidence - exact.run(PROGRAM, without).log_evidence)
     error = density.std() / np.sqrt(len(density))
-    assert error < 0.1 * expected
+    assert error < 0.2 * expected
     assert abs(density.mean() - expected) < 5 * error
 
 
