@@ -139,13 +139,13 @@ def log_prior(model: Conjugate, part_probs: PartProbs | None) -> Float[Array, "N
     return model.match_logits if part_probs is None else part_probs.log_mean[None]
 
 
-def update_precision(
+def precision_gamma(
     model: Conjugate,
     match_probs: Float[Array, "N N *scenes"],
     energy: Float[Array, "N N *scenes"],
     beta: Float[Array, "*scenes"],
-) -> Precision:
-    """q(tau), a Gamma, given R and the poses.
+) -> tuple[Float[Array, "*scenes"], Float[Array, "*scenes"]]:
+    """Concentration and rate of q(tau), a Gamma, given R and the poses.
 
     concentration = a_0 + 1/2 (number of features met), rate = b_0 + beta/2 sum_mn r_mn energy_mn.
     """
@@ -156,8 +156,17 @@ def update_precision(
         counted = model.seen[:, None, j] & model.parts.feature_mask[None, :, j]
         features = features + matrix_sum(match_probs * counted)
     concentration = prior_concentration + 0.5 * features
-    rate = prior_rate + 0.5 * beta * matrix_sum(match_probs * energy)
-    return gamma_precision(model, concentration, rate, beta)
+    return concentration, prior_rate + 0.5 * beta * matrix_sum(match_probs * energy)
+
+
+def update_precision(
+    model: Conjugate,
+    match_probs: Float[Array, "N N *scenes"],
+    energy: Float[Array, "N N *scenes"],
+    beta: Float[Array, "*scenes"],
+) -> Precision:
+    """q(tau) given R and the poses, at beta."""
+    return gamma_precision(model, *precision_gamma(model, match_probs, energy, beta), beta)
 
 
 def gamma_precision(
@@ -189,12 +198,18 @@ def fixed_precision(model: Conjugate, beta: Float[Array, "*scenes"]) -> Precisio
     return Precision(mean, jnp.log(mean), jnp.zeros_like(mean))
 
 
-def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]) -> PartProbs:
-    """q(pi), a Dirichlet, given R: its counts grow by the points that each part has."""
+def part_dirichlet(
+    model: Conjugate, match_probs: Float[Array, "N N *scenes"]
+) -> Float[Array, "N *scenes"]:
+    """Concentration of q(pi), a Dirichlet: it grows by the points that each part has."""
     assert model.part_prior is not None
     present = model.seen.any(axis=1)
-    counts = total(match_probs * present[:, None], axis=0)
-    return dirichlet_part_probs(model, model.part_prior + counts)
+    return model.part_prior + total(match_probs * present[:, None], axis=0)
+
+
+def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]) -> PartProbs:
+    """q(pi) given R."""
+    return dirichlet_part_probs(model, part_dirichlet(model, match_probs))
 
 
 def dirichlet_part_probs(model: Conjugate, concentration: Float[Array, "N *scenes"]) -> PartProbs:

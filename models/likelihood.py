@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import Distribution, constraints
@@ -11,6 +12,7 @@ from numpyro.distributions.util import validate_sample
 from models import AnyArray
 from models.errors import InputError
 from models.match import MixtureMatch, PermutationMatch, weighted_sum
+from models.permanent import log_cofactors, log_permanent
 from models.templates import Parts
 
 
@@ -171,6 +173,22 @@ class MarginalParts(_PartsLikelihood):
     @validate_sample
     def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
         return self.match_posterior(value).log_normalizer - self.match_prior.log_normalizer
+
+    def log_prob_given_others(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch N"]:
+        """log p(x_m | all other points, pose) for each point m; zero in dummy rows.
+
+        Under a prior over permutations the points depend on each other even given the poses: a part
+        that one of them is, no other can be. So there is no p(x_m | pose) whose product is the
+        likelihood. What leave-one-out cross-validation needs is the ratio of the likelihood to that
+        of the scene with row m a dummy, and the permanent below it has one row changed.
+        """
+        posterior = self.match_posterior(value)
+        if isinstance(posterior, MixtureMatch):
+            seen, unseen = posterior.logits, self.match_prior.logits
+            return logsumexp(seen, axis=-1) - logsumexp(unseen, axis=-1)
+        cofactors = log_cofactors(posterior.logits)
+        unseen = logsumexp(self.match_prior.log_weights + cofactors, axis=-1)
+        return log_permanent(posterior.logits)[..., None] - unseen
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N d"]:
         match_key, noise_key = jax.random.split(key)

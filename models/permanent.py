@@ -48,6 +48,22 @@ def injection_marginals(log_weights: Float[Array, "*batch M N"]) -> Float[Array,
     return _gradient(log_weights)
 
 
+def log_cofactors(log_weights: Float[Array, "*batch N N"]) -> Float[Array, "*batch N N"]:
+    """Log of the permanent without row m and column n, for every m and n of a square matrix.
+
+    Permanents are linear in each row, so perm(B) = sum_n B[m, n] cofactor[m, n], and any other row
+    can be put in the place of row m. Entry (m, n) of the marginals is B[m, n] cofactor[m, n] /
+    perm(B); cofactors, unlike marginals, do not vanish where B[m, n] does.
+    """
+    _check_shape(log_weights.shape)
+    if log_weights.shape[-1] != log_weights.shape[-2]:
+        raise InputError(
+            f"cofactors want a square matrix, got shape {log_weights.shape}; pad missing points "
+            "with dummy rows first"
+        )
+    return _vectorised_log_cofactors(log_weights)
+
+
 def sample_injection(
     key: Array, log_weights: Float[Array, "*batch M N"], sample_shape: tuple[int, ...] = ()
 ) -> Int[Array, "*shape M"]:
@@ -113,6 +129,25 @@ def _vectorised_log_permanent(log_weights: Float[Array, "M N"]) -> Float[Array, 
 
 
 _gradient = jax.jit(jax.grad(lambda weights: _vectorised_log_permanent(weights).sum()))
+
+
+@jax.jit
+@functools.partial(jnp.vectorize, signature="(n,n)->(n,n)")
+def _vectorised_log_cofactors(log_weights: Float[Array, "N N"]) -> Float[Array, "N N"]:
+    """Columns before n go to the rows S and those after it to the rest, all but row m."""
+    size = len(log_weights)
+    subsets = _subsets(size)
+    before, after = _forward(log_weights), _forward(log_weights[:, ::-1])
+    columns = []
+    for n in range(size):
+        here = slice(subsets.start[n], subsets.start[n + 1])  # the sets of n rows
+        rest = subsets.position[2**size - 1 - subsets.bits[here]]
+        others = jnp.where(
+            subsets.member[here], _LOG_ZERO, after[size - 1 - n][subsets.without[rest]]
+        )
+        total = jax.nn.logsumexp(before[n][here, None] + others, axis=0)
+        columns.append(jnp.where(total > 0.1 * _LOG_ZERO, total, -jnp.inf))
+    return jnp.stack(columns, axis=1)
 
 
 @jax.jit

@@ -7,7 +7,12 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from models.errors import InputError
-from models.permanent import injection_marginals, log_permanent, sample_injection
+from models.permanent import (
+    injection_marginals,
+    log_cofactors,
+    log_permanent,
+    sample_injection,
+)
 from tests import oracle
 
 SHAPES = [(m, n) for n in range(1, 8) for m in range(1, n + 1)]
@@ -138,3 +143,18 @@ def test_bad_shapes_are_explained(shape, sentence):
 def test_bad_shapes_are_explained_when_drawing():
     with pytest.raises(InputError, match=r"got shape \(4, 3\)"):
         sample_injection(jax.random.key(0), jnp.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_cofactors_are_permanents_without_a_row_and_a_column(size):
+    log_weights = np.random.default_rng(size).normal(scale=300, size=(size, size))
+    log_weights[0, -1] = -np.inf
+    found = log_cofactors(jnp.asarray(log_weights))
+    for m, n in np.ndindex(size, size):
+        minor = np.delete(np.delete(log_weights, m, axis=0), n, axis=1)
+        np.testing.assert_allclose(found[m, n], oracle.log_permanent(minor), rtol=1e-12)
+
+
+def test_cofactors_want_a_square_matrix():
+    with pytest.raises(InputError, match="cofactors want a square matrix, got shape"):
+        log_cofactors(jnp.zeros((2, 3)))
