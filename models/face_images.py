@@ -46,6 +46,11 @@ class FaceImages(NamedTuple):
         return self.pixels[0].shape[1]
 
     @property
+    def mask(self) -> Bool[np.ndarray, "224 224"]:
+        """The pixels of the whole face."""
+        return np.asarray(self.masks.any(axis=0))
+
+    @property
     def fingerprint(self) -> str:
         """Changes when any pixel does."""
         digest = hashlib.sha256(np.packbits(self.masks).tobytes())
