@@ -1,24 +1,146 @@
-"""How well a partition of points into objects agrees with the truth."""
+"""How well the objects found agree with the truth, and how sure that number is.
+
+The paper's four metrics are values for each scene: `sa`, segmentation accuracy; `ari`, the adjusted
+Rand index; `vi`, the variation of information in nats; `scene_accuracy`, 1 where the scene is
+right. Two protocols say what is compared, and their numbers are never mixed:
+
+- `partition`: the points by their objects, and the missing points as one more group. The paper's
+  tables with the ground-truth mask, and the protocol to judge by.
+- `slots`: the paper's main table. Every scene of these sets has its own row for each part of each
+  template, so a row is a slot too; a slot counts as found where its part has points, whichever they
+  are. So a lone square that is put into the other square's slots counts as wrong although the scene
+  is parsed rightly.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import bootstrap, ttest_rel
 from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.cluster import contingency_matrix
+
+from inference.result import Result
+from models.errors import InputError
+
+METRICS = ("sa", "ari", "vi", "scene_accuracy")
+PROTOCOLS = ("partition", "slots")
+SLOT_MASS = 1e-3
+"""Probability of having a point from which a slot counts as found."""
+
+Scores = dict[str, Float[np.ndarray, " scenes"]]
+"""The value of each metric for each scene."""
+
+
+class Summary(NamedTuple):
+    """A mean over scenes, its standard error, and a 95 % bootstrap interval."""
+
+    mean: float
+    standard_error: float
+    low: float
+    high: float
+
+
+class PairedTest(NamedTuple):
+    """A paired t-test of two methods on the same scenes."""
+
+    difference: float
+    """Mean of the first less the second."""
+    t: float
+    p: float
+
+
+def score(result: Result) -> dict[str, Scores]:
+    """Every metric of every scene under both protocols, for results whose scenes have a truth."""
+    if result.scene.object is None:
+        raise InputError(
+            "the scenes have no `object`, so there is no truth to compare with; use a file that "
+            "has it, as `capsules sample` writes it"
+        )
+    present = np.atleast_2d(result.scene.present)
+    truth = np.where(present, np.atleast_2d(result.scene.object), -1)
+    return {
+        "partition": partition_metrics(truth, np.atleast_2d(result.object)),
+        "slots": partition_metrics(truth, slot_labels(result)),
+    }
 
 
 def partition_metrics(
     truth: Int[np.ndarray, "scenes N"], predicted: Int[np.ndarray, "scenes N"]
-) -> dict[str, Float[np.ndarray, " scenes"]]:
+) -> Scores:
     """The paper's four metrics for each scene, over the points and the missing ones together.
 
     Labels are compared as partitions, so swapping two identical objects changes nothing. Missing
-    rows are labelled -1 in both. `sa` is segmentation accuracy, `ari` the adjusted Rand index, `vi`
-    the variation of information in nats, `scene_accuracy` 1 where the partitions are the same.
+    rows are labelled -1 in both.
     """
-    rows = [_one_scene(t, p) for t, p in zip(truth, predicted, strict=True)]
-    names = ("sa", "ari", "vi", "scene_accuracy")
-    return dict(zip(names, np.array(rows).reshape(-1, 4).T, strict=True))
+    # Most scenes are alike in truth and prediction, and few different ones are left to score.
+    both, place = np.unique(np.stack([truth, predicted], axis=1), axis=0, return_inverse=True)
+    rows = np.array([_one_scene(t, p) for t, p in both]).reshape(-1, len(METRICS))
+    return dict(zip(METRICS, rows[place.reshape(-1)].T, strict=True))
+
+
+def slot_labels(result: Result) -> Int[np.ndarray, "scenes N"]:
+    """The object of each row under the protocol `slots`, -1 where its slot is not found.
+
+    Where a result has a most probable match, its slots are those: marginal probabilities are
+    averages over the names of identical objects, and fill the slots of all of them.
+    """
+    present = np.atleast_2d(result.scene.present)
+    if "best_match" in result.details:
+        match_probs = _certain(np.atleast_2d(result.details["best_match"]), present)
+    else:
+        match_probs = result.match_probs if result.is_batch else result.match_probs[None]
+    mass = match_probs @ np.eye(result.owner.max() + 1)[result.owner]
+    points = np.einsum("smn,sm->sn", match_probs, present.astype(float))
+    return mask_slots(mass.argmax(axis=-1), points > SLOT_MASS)
+
+
+def mask_slots(
+    labels: Int[np.ndarray, "scenes N"], found: Bool[np.ndarray, "scenes N"]
+) -> Int[np.ndarray, "scenes N"]:
+    """Labels of all rows, the missing ones too, with -1 where the slot of that place is empty."""
+    return np.where(found, labels, -1)
+
+
+def ccae_scores(
+    truth: Int[np.ndarray, "scenes N"],
+    ccae_object: Int[np.ndarray, "scenes N"],
+    ccae_present: Bool[np.ndarray, "scenes K"],
+    owner: Int[np.ndarray, " N"],
+) -> dict[str, Scores]:
+    """Both protocols for predictions of CCAE: an object for each row, and which are present."""
+    predicted = ccae_object.astype(int)
+    slots = mask_slots(predicted, ccae_present[:, owner])
+    return {
+        "partition": partition_metrics(truth, np.where(truth >= 0, predicted, -1)),
+        "slots": partition_metrics(truth, slots),
+    }
+
+
+def summarise(values: Float[np.ndarray, " scenes"], seed: int = 0) -> Summary:
+    """The mean with its standard error and a bootstrap interval over scenes."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Summary(mean, np.nan, np.nan, np.nan)
+    error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
+    interval = bootstrap(
+        (values,), np.mean, n_resamples=2000, method="percentile", rng=seed
+    ).confidence_interval
+    return Summary(mean, error, float(interval.low), float(interval.high))
+
+
+def paired_test(
+    first: Float[np.ndarray, " scenes"], second: Float[np.ndarray, " scenes"]
+) -> PairedTest:
+    """The paper's paired t-test between two methods, over scenes."""
+    difference = first - second
+    if len(difference) < 2 or np.ptp(difference) == 0:  # nothing to divide by
+        mean = float(np.mean(difference))
+        told_apart = len(difference) > 1 and mean != 0
+        return PairedTest(mean, *((np.copysign(np.inf, mean), 0.0) if told_apart else (0.0, 1.0)))
+    test = ttest_rel(first, second)
+    return PairedTest(float(np.mean(difference)), float(test.statistic), float(test.pvalue))
 
 
 def same_partition(
@@ -28,6 +150,16 @@ def same_partition(
     together_first = first[..., :, None] == first[..., None, :]
     together_second = second[..., :, None] == second[..., None, :]
     return (together_first == together_second).all(axis=(-2, -1))
+
+
+def _certain(
+    match: Int[np.ndarray, "scenes N"], present: Bool[np.ndarray, "scenes N"]
+) -> Float[np.ndarray, "scenes N N"]:
+    """A match as probabilities; dummy rows share the parts that are left."""
+    points = np.where(present[..., None], np.eye(match.shape[-1])[match], 0.0)
+    left = 1.0 - points.sum(axis=1, keepdims=True)
+    dummies = np.maximum((~present).sum(axis=1), 1)[:, None, None]
+    return np.where(present[..., None], points, left / dummies)
 
 
 def _one_scene(

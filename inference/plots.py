@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 
 from inference.result import Result
 from models.scenes import Scene
-from models.templates import Parts
+from models.templates import Parts, template_kinds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 """Okabe and Ito's colours, one for each object, taken in turn."""
@@ -203,19 +203,6 @@ def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> R
         pose_covariance=result.pose_covariance[old_name],
         object=np.where(result.object >= 0, new_name[result.object], -1),
     )
-
-
-def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:
-    """For each object the first one that has the same template, itself if none before it has."""
-    owner = np.asarray(parts.owner)
-    numbers = [np.asarray(field) for field in parts if field is not parts.owner]
-
-    def same(first: int, second: int) -> bool:
-        pairs = ((x[owner == first], x[owner == second]) for x in numbers)
-        return all(a.shape == b.shape and np.allclose(a, b) for a, b in pairs)
-
-    objects = range(parts.num_objects)
-    return np.array([next(j for j in objects if same(j, k)) for k in objects])
 
 
 def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray, "vertices 2"]]:

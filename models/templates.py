@@ -116,6 +116,19 @@ def stack(
     )
 
 
+def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:
+    """For each object the first one that has the same template, itself if none before it has."""
+    owner = np.asarray(parts.owner)
+    numbers = [np.asarray(field) for field in parts if field is not parts.owner]
+
+    def same(first: int, second: int) -> bool:
+        pairs = ((x[owner == first], x[owner == second]) for x in numbers)
+        return all(a.shape == b.shape and np.allclose(a, b) for a, b in pairs)
+
+    objects = range(parts.num_objects)
+    return np.array([next(j for j in objects if same(j, k)) for k in objects])
+
+
 def _checked_template(coordinates: ArrayLike, name: str) -> Float[np.ndarray, "parts c"]:
     array = np.asarray(coordinates, float)
     if array.ndim != 2 or array.shape[0] == 0:

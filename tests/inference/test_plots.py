@@ -17,7 +17,7 @@ from models.constellation import PARTS
 from models.generator import sample_scenes
 from models.geometry import similarity_pose
 from models.scenes import Scene
-from models.templates import SHAPES, shapes, stack
+from models.templates import SHAPES, shapes, stack, template_kinds
 
 NAMES = plots.object_names(["square", "triangle", "square"])
 OWNER = np.asarray(PARTS.owner)
@@ -117,9 +117,9 @@ def test_no_outline_where_points_fix_no_pose():
 
 
 def test_identical_templates_are_found():
-    np.testing.assert_array_equal(plots.template_kinds(PARTS), [0, 1, 0])
+    np.testing.assert_array_equal(template_kinds(PARTS), [0, 1, 0])
     mixed = stack(shapes("L", "plane", "L", "plane", "square"))
-    np.testing.assert_array_equal(plots.template_kinds(mixed), [0, 1, 0, 1, 4])
+    np.testing.assert_array_equal(template_kinds(mixed), [0, 1, 0, 1, 4])
 
 
 def test_relabelling_undoes_a_swap_of_identical_objects():

@@ -1,0 +1,243 @@
+"""RANSAC: a few points fix the pose of an object, and its other parts have to be where it says.
+
+Every small tuple of points of the scene is taken for a basis of every template; the parts that are
+where the pose says are the object's (`inference.hypotheses`), and of all these hypotheses a set
+that explains the scene is chosen (`inference.cover`).
+"""
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from inference import starts
+from inference.cover import Candidates, best_cover, promises, sequential_cover
+from inference.hypotheses import (
+    Hypotheses,
+    Settings,
+    Template,
+    best_of_each_set,
+    distances,
+    fit,
+    hypotheses,
+    lack_cost,
+    tuples_of_points,
+)
+from inference.result import Result, partition
+from inference.starts import Structure
+from models import AnyArray
+from models.errors import InputError
+from models.reading import Conjugate, Program, check_conjugate, check_program, read, what_varies
+from models.scenes import Scene, check_scene
+from models.templates import template_kinds
+
+_CHUNK = 64  # scenes at a time
+
+PUBLISHED: dict[str, Any] = {
+    "bases": "first",
+    "tolerance": math.sqrt(0.1),
+    "refit": False,
+    "cost": "others",
+}
+"""Settings of `run` that follow the code published with the paper: the first two vertices are the
+only basis, the *squared* distance is compared with 0.1, and a hypothesis costs the mean squared
+distance of its other parts."""
+
+
+class Plan(NamedTuple):
+    """What is fixed about a program: plain numpy, never traced."""
+
+    structure: Structure
+    kind: Int[np.ndarray, " K"]
+    """Which template each object has; identical objects share their hypotheses."""
+    first: Int[np.ndarray, " kinds"]
+    """An object of each kind."""
+    basis: Int[np.ndarray, "kinds bases size"]
+    """Places among an object's parts that make a basis, padded with the first basis."""
+    basis_valid: Bool[np.ndarray, "kinds bases"]
+
+
+class Found(NamedTuple):
+    """The explanation of a scene."""
+
+    match: Int[AnyArray, " N"]
+    """The point of each part, -1 for none."""
+    pose_mean: Float[AnyArray, "K p"]
+    pose_covariance: Float[AnyArray, "K p p"]
+    cost: Float[AnyArray, " K"]
+
+
+def run(
+    program: Program,
+    scene: Scene,
+    key: Array | int = 0,
+    *,
+    bases: Literal["all", "first"] = "all",
+    tolerance: float = 0.3,
+    refit: bool = True,
+    cost: Literal["total", "others"] = "total",
+    cover: Literal["exact", "partial", "sequential"] = "exact",
+    features: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Explain one scene, or each of a batch, by objects that some of its points suggest.
+
+    A point that no object explains is spread evenly over the parts that are left, and `details`
+    says so: `explained` for each row, and `cost`, the misfit of each object found (NaN for others).
+    `converged` is true where every point is explained.
+
+    Args:
+        program: a NumPyro program as for coordinate ascent; its match prior only says which pairs
+            are possible at all.
+        key: seed or JAX key; it matters only where tuples of points are drawn at random.
+        bases: every set of parts that fixes a pose, or only the first one of each template.
+        tolerance: distance, in the units of the points, up to which a point is a predicted part.
+        refit: fit the pose again to all parts that have a point before it is judged.
+        cost: squared distances of all parts together, or the mean over those not in the basis.
+        cover: "exact" wants whole objects that cover all points, and takes the cheapest cover with
+            the fewest lacks where there is none; "partial" sets a lacking part or point against the
+            misfit, as much as one at the tolerance; "sequential" takes one object after another.
+        features: how many of the first features are coordinates that distances are measured in; all
+            by default. For oriented parts with an appearance, 4.
+        progress: called with (scenes finished, scenes in all) now and then.
+    """
+    began = time.perf_counter()
+    if not tolerance > 0:
+        raise InputError(f"the tolerance must be a positive distance, got {tolerance}; try 0.3")
+    scenes = check_scene(scene).batch()
+    check_program(program, scenes.take(0))
+    check_conjugate(program, scenes.take(0))
+    settings = Settings(bases, float(tolerance), refit, cost, cover, features)
+    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
+    solve, owner = _solver(program, settings, shape, has_types)
+    base_key = jax.random.key(key) if isinstance(key, int) else key
+    count = len(scenes.points)
+    keys = jax.vmap(lambda i: jax.random.fold_in(base_key, i))(jnp.arange(count))
+    outputs = []
+    for start in range(0, count, _CHUNK):
+        some = np.arange(start, min(start + _CHUNK, count))
+        padded = np.resize(some, _CHUNK if count > 1 else 1)
+        found = solve(Scene(**scenes.take(padded).observed), keys[padded])
+        outputs.append(jax.tree.map(np.asarray, found))
+        if progress is not None:
+            progress(start + len(some), count)
+    found = jax.tree.map(lambda *chunks: np.concatenate(chunks)[:count], *outputs)  # no padding
+    result = _result(found, scenes, owner)
+    result = result if scene.is_batch else result.take(0)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+@functools.lru_cache(maxsize=32)
+def _solver(
+    program: Program, settings: Settings, shape: tuple[int, int], has_types: bool
+) -> tuple[Callable[[Scene, Array], Found], Int[np.ndarray, " N"]]:
+    """Compiled once for each program and choice of settings."""
+    rows = shape[0]
+    types = np.zeros(rows, int) if has_types else None
+    blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
+    example = read(program, blank)
+    plan = make_plan(example, what_varies(program, blank), settings.bases)
+
+    def explain_one(scene: Scene, key: Array) -> Found:
+        return explain(key, read(program, scene), plan, settings)
+
+    return jax.jit(jax.vmap(explain_one)), plan.structure.owner
+
+
+def make_plan(example: Conjugate, varies: Conjugate, bases: str) -> Plan:
+    """Read the kinds of templates and their bases off one scene's concrete pieces."""
+    seen = np.asarray(example.seen)
+    if not (seen == seen[:, :1]).all():
+        raise InputError(
+            "ransac wants points that are seen whole or not at all, but some features of a point "
+            "are missing; use the method ds"
+        )
+    structure = starts.structure(example)
+    num_objects = len(structure.members)
+    fixed = not any(jax.tree.leaves((varies.parts, varies.pose_mean, varies.pose_covariance)))
+    alike = template_kinds(example.parts) if fixed else np.arange(num_objects)
+    priors = [np.asarray(x) for x in (example.pose_mean, example.pose_covariance)]
+    if not all(np.array_equal(x, x[alike]) for x in priors):
+        alike = np.arange(num_objects)
+    first, kind = np.unique(alike, return_inverse=True)
+    sizes = structure.valid[first].sum(axis=1)
+    listed = [list(itertools.combinations(range(size), structure.basis_size)) for size in sizes]
+    listed = [some[:1] for some in listed] if bases == "first" else listed
+    most = max(len(some) for some in listed)
+    basis = np.array([some + some[:1] * (most - len(some)) for some in listed])
+    valid = np.arange(most) < np.array([len(some) for some in listed])[:, None]
+    return Plan(structure, kind, first, basis, valid)
+
+
+def explain(key: Array, model: Conjugate, plan: Plan, settings: Settings) -> Found:
+    """Hypotheses of every kind, the best cover of the points by them, and their poses."""
+    structure = plan.structure
+    tuples = tuples_of_points(key, model.seen.any(axis=1), structure.basis_size)
+    members, valid = structure.members[plan.first], structure.valid[plan.first]
+
+    def of_kind(
+        first: Any, members: Any, valid: Any, basis: Any, basis_valid: Any
+    ) -> tuple[Candidates, Hypotheses]:
+        pieces = Template.of(model, first, members, valid, settings)
+        every = hypotheses(model, pieces, tuples, basis, basis_valid, settings)
+        return best_of_each_set(every, len(model.points))
+
+    candidates, found = jax.vmap(of_kind)(plan.first, members, valid, plan.basis, plan.basis_valid)
+    if settings.cover == "sequential":
+        choice = sequential_cover(candidates, plan.kind)
+    else:
+        sizes = structure.valid.sum(axis=1)
+        fewest, rows = structure.basis_size + 1, len(model.points)
+        promise = promises(sizes, fewest, lack_cost(settings, rows), rows)
+        choice = best_cover(candidates, plan.kind, model.seen.any(axis=1), promise)
+    chosen = jax.tree.map(lambda x: x[plan.kind, ..., jnp.maximum(choice, 0)], found)  # (K, most)
+    used = (choice >= 0)[:, None]
+    match_of_object = jnp.where(used, chosen.match, -1)
+
+    def pose_of(k: Any, members: Any, valid: Any, match: Array, fitted: Array) -> Any:
+        pieces = Template.of(model, k, members, valid, settings)
+        found = fit(pieces, model.points, match[:, None], fitted[:, None])
+        distance = distances(pieces, found.predicted, model.points[match][..., None])
+        cost = jnp.sum(jnp.where(match[:, None] >= 0, distance, 0.0), axis=0)
+        return found.mean[:, 0], found.covariance[..., 0], cost[0]
+
+    objects = np.arange(len(plan.kind))
+    mean, covariance, cost = jax.vmap(pose_of)(
+        objects, structure.members, structure.valid, match_of_object, chosen.fitted & used
+    )
+    match = jnp.full(len(structure.owner), -1)
+    for k, (parts, real) in enumerate(zip(structure.members, structure.valid, strict=True)):
+        match = match.at[parts[real]].set(match_of_object[k, real])
+    return Found(match, mean, covariance, jnp.where(choice >= 0, cost, jnp.nan))
+
+
+def _result(found: Found, scenes: Scene, owner: Int[np.ndarray, " N"]) -> Result:
+    """Match probabilities of zero and one; what is left over is spread evenly."""
+    num_scenes, rows = scenes.present.shape
+    match_probs = np.zeros((num_scenes, rows, rows))
+    scene, part = np.nonzero(found.match >= 0)
+    match_probs[scene, found.match[scene, part], part] = 1.0
+    free_rows, free_parts = (match_probs.sum(axis=axis) == 0 for axis in (2, 1))
+    left = np.maximum(free_rows.sum(axis=1), 1)[:, None, None]
+    match_probs += free_rows[:, :, None] * free_parts[:, None] / left
+    explained = scenes.present & ~free_rows
+    return Result(
+        method="ransac",
+        scene=scenes,
+        match_probs=match_probs,
+        pose_mean=found.pose_mean,
+        pose_covariance=found.pose_covariance,
+        object=partition(match_probs, owner, scenes.present),
+        owner=owner,
+        converged=(explained == scenes.present).all(axis=1),
+        steps=np.ones(num_scenes, int),
+        details={"explained": explained, "cost": found.cost},
+    )
