@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from guides.projections import PROJECTIONS
 from inference.ascent import Schedule
+from inference.normalizer import log_prior_normalizer
 from inference.pool import Engine, best_of_restarts, run_keys
 from inference.pool import engine as make_engine
 from inference.result import Result, partition
@@ -89,6 +91,9 @@ def run(
     engine = make_engine(program, projection, start, schedule, shape, has_types)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     best = best_of_restarts(engine, scenes, base_key, restarts, progress)
+    constant = np.full(len(scenes.points), PROJECTIONS[projection].log_bound(shape[0]))
+    if example.part_prior is None:  # unknown part probabilities are normalised as they stand
+        constant -= log_prior_normalizer(program, scenes, or_bound=True)
     result = Result(
         method={"softmax": "gmm", "bethe": "bethe"}.get(projection, "ds"),
         scene=scenes,
@@ -99,11 +104,12 @@ def run(
         owner=engine.structure.owner,
         converged=best.converged,
         steps=best.steps,
-        elbo=best.elbo,
+        elbo=best.elbo + constant,
         details={"sparse": best.sparse, "attempt": best.attempt},
     )
     if history:
         trace = _history(engine, scenes, base_key, best.attempt)
+        trace |= {name: trace[name] + constant for name in ("elbo", "match")}
         result = replace(result, history=trace)
     result = result if scene.is_batch else result.take(0)
     return replace(result, seconds=time.perf_counter() - began)

@@ -1,352 +1,310 @@
 """The sum over all matches of a scene, an object's subset of points at a time.
 
-Given the match, poses integrate out in closed form and objects are independent. For each object and
-each subset of the points the marginal likelihoods of all injections into its parts are summed; the
-objects are then put together by dynamic programming over point sets. For the scenes of the paper
-that is some ten thousand terms a template. The evidence is differentiable in these sums, and its
-gradient in the log of one is the posterior probability of that subset, from which all marginals
-and moments follow.
+Given the match, poses integrate out in closed form and objects are independent. For each object
+and each subset of the points the marginal likelihoods of all placements on its parts are summed;
+the objects are then put together by dynamic programming over point sets, forwards for the evidence
+and backwards for the posterior probability of every placement, from which all marginals and
+moments follow. Scene axes last, as in `guides.meanfield`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from inference import subsets
-from inference.subsets import Injections, Level
+from inference.subsets import Level, Placements, fewest, levels, placements, refuse_if_too_large
 from models import AnyArray
-from models.linalg import inverse_and_log_det
+from models.linalg import inverse_and_log_det, total
 from models.reading import Conjugate
 
 LOG_ZERO = -1e30
-"""The log of a weight of zero: finite, so that gradients have no inf - inf."""
-
-
-class Terms(NamedTuple):
-    """The injections of subsets of one size into an object's parts."""
-
-    log_weight: Float[Array, "subsets ways"]
-    pose_mean: Float[Array, "subsets ways p"]
-    covariance: Float[Array, "ways p p"]
-    """Depends on which parts are met and not on the points."""
-
-
-class Posterior(NamedTuple):
-    """What the sum gives for one scene with its points first; arrays only."""
-
-    log_sum: Float[Array, ""]
-    match_probs: Float[Array, "M N"]
-    pose_mean: Float[Array, "K p"]
-    pose_covariance: Float[Array, "K p p"]
-    config_subsets: Int[Array, "best K"]
-    """The most probable ways to give each object a subset of the points."""
-    config_log_weight: Float[Array, " best"]
-    best_match: Int[Array, " M"]
-    """The part of each point in the most probable match."""
-    dummies_alike: Bool[Array, ""]
-
-
-def object_terms(
-    model: Conjugate, k: int, parts: Int[np.ndarray, " n"], listed: Injections, num_points: int
-) -> tuple[Terms, ...]:
-    """Every injection into the parts of object k, for each size of the subset; prior included.
-
-    log N(x; ...) integrated over the pose is sum log N(x; m, D) - 1/2 mu_0' D_0^-1 mu_0
-    + 1/2 h' Lambda^-1 h + 1/2 log |D_0^-1| - 1/2 log |Lambda|, with h the information vector.
-    """
-    score, unmet, votes = _pair_terms(model, parts, num_points)
-    F, weight = model.parts.F[parts], (model.parts.feature_mask / model.parts.variance)[parts]
-    certainty = jnp.einsum("ndp,nd,ndq->npq", F, weight, F)
-    prior_precision, prior_log_det = inverse_and_log_det(model.pose_covariance[k])
-    prior_vote = prior_precision @ model.pose_mean[k]
-    terms = []
-    for block in listed.blocks:
-        met = subsets.members(block.pattern, len(parts))
-        precision = prior_precision + jnp.einsum("wn,npq->wpq", met.astype(float), certainty)
-        covariance, log_det = inverse_and_log_det(jnp.moveaxis(precision, 0, -1))
-        covariance = jnp.moveaxis(covariance, -1, 0)
-        # Sums over the points of an injection, as products with its one-hot matrix.
-        placed = np.eye(len(parts))[block.parts]  # (ways, size, n)
-        pairs = jnp.einsum("wsn,cns->cw", placed, score[block.points].swapaxes(1, 2))
-        information = prior_vote + jnp.einsum("wsn,csnp->cwp", placed, votes[block.points])
-        pose_mean = jnp.einsum("wpq,cwq->cwp", covariance, information)
-        quadratic = (information * pose_mean).sum(axis=-1) - prior_vote @ model.pose_mean[k]
-        left_out = jnp.where(met, 0.0, unmet).sum(axis=1)
-        # log_det is of Lambda; prior_log_det is of D_0, so -1/2 of it is 1/2 log |D_0^-1|.
-        log_weight = pairs + left_out + 0.5 * (quadratic - prior_log_det - log_det)
-        terms.append(Terms(jnp.maximum(log_weight, LOG_ZERO), pose_mean, covariance))
-    return tuple(terms)
-
-
-def _pair_terms(
-    model: Conjugate, parts: Int[np.ndarray, " n"], num_points: int
-) -> tuple[Float[Array, "M n"], Float[Array, " n"], Float[Array, "M n p"]]:
-    """For each point as each part its log weight at the offset and its vote, and parts left out."""
-    F, offset, variance, mask = (
-        x[parts]
-        for x in (
-            model.parts.F,
-            model.parts.offset,
-            model.parts.variance,
-            model.parts.feature_mask,
-        )
-    )
-    centred = model.points[:num_points, None] - offset  # (M, n, d)
-    log_density = -0.5 * (mask * (centred**2 / variance + jnp.log(2 * jnp.pi * variance))).sum(-1)
-    score = model.match_logits[:num_points, parts] + log_density
-    if num_points < len(model.points):
-        unmet = model.match_logits[-1, parts]
-    else:  # no dummy rows: every part has a point
-        unmet = jnp.full(len(parts), LOG_ZERO)
-    votes = jnp.einsum("ndp,nd,mnd->mnp", F, mask / variance, centred)
-    return jnp.maximum(score, LOG_ZERO), jnp.maximum(unmet, LOG_ZERO), votes
-
-
-def subset_sums(terms: tuple[Terms, ...]) -> Float[Array, " subsets"]:
-    """For each subset of points the log of the summed weight of its injections."""
-    return jnp.concatenate([_safe_logsumexp(t.log_weight) for t in terms])
-
-
-def combine(tables: tuple[Float[Array, " subsets"], ...], levels: tuple[Level, ...]) -> list[Array]:
-    """The forward tables: log sum over all ways to fill each point set with the first k objects."""
-    forward = [jnp.zeros(1)]
-    for table, level in zip(tables, levels, strict=True):
-        padded = jnp.append(table, LOG_ZERO)
-        forward.append(_safe_logsumexp(padded[level.subset] + forward[-1][level.rest]))
-    return forward
-
-
-def best_configurations(
-    tables: tuple[Float[Array, " subsets"], ...], levels: tuple[Level, ...], count: int
-) -> tuple[Int[Array, "count K"], Float[Array, " count"]]:
-    """The ways of the highest weight to give each object a subset, at most `count` of them."""
-    scores, widths, pointers = jnp.zeros((1, 1)), [1], []
-    for table, level in zip(tables, levels, strict=True):
-        padded = jnp.append(table, LOG_ZERO)
-        candidates = padded[level.subset][:, :, None] + scores[level.rest]
-        flat = candidates.reshape(len(level.masks), -1)
-        widths.append(min(count, flat.shape[1]))
-        scores, which = jax.lax.top_k(flat, widths[-1])
-        pointers.append(jnp.divmod(which, widths[-2]))
-    found = widths[-1]
-    mask, rank = jnp.zeros(found, int), jnp.arange(found)
-    chosen = []
-    for (split, ranks), level in zip(reversed(pointers), reversed(levels), strict=True):
-        place = split[mask, rank]
-        chosen.append(jnp.asarray(level.subset)[mask, place])
-        mask, rank = jnp.asarray(level.rest)[mask, place], ranks[mask, rank]
-    return jnp.stack(chosen[::-1], axis=-1), scores[0]
-
-
-def _safe_logsumexp(values: Float[Array, "... n"]) -> Float[Array, "..."]:
-    """Over the last axis, with weights of zero as very negative numbers: no NaN in gradients."""
-    return logsumexp(jnp.maximum(values, LOG_ZERO), axis=-1)
+"""The log of a weight of zero: finite, so that differences of two of them are no NaN."""
 
 
 class Plan(NamedTuple):
-    """What is fixed for a program and a number of points. Objects of one template share terms."""
+    """What is fixed for a program and a number of points."""
 
     parts: tuple[Int[np.ndarray, " n"], ...]
     template: tuple[int, ...]
-    """For each object the first object with the same template and prior."""
-    listed: tuple[Injections, ...]
+    """For each object the first one with the same template and prior: they share their tables."""
+    placed: tuple[Placements, ...]
     levels: tuple[Level, ...]
     num_points: int
 
 
-def make_plan(example: Conjugate, shared: bool, num_points: int) -> Plan:
-    owner = np.asarray(example.parts.owner)
-    parts = tuple(np.flatnonzero(owner == k) for k in range(example.num_objects))
+class Grid(NamedTuple):
+    """The log weight of every pair of rows of `Placements`, prior included.
+
+    The posterior mean of the pose given a placement is the sum of what its two rows contribute.
+    What one row does depends also on which parts the other row meets, its pattern.
+    """
+
+    log_weight: Float[Array, "left right *scenes"]
+    left_mean: Float[Array, "left right_patterns p *scenes"]
+    right_mean: Float[Array, "left_patterns right p *scenes"]
+    covariance: Float[Array, "left_patterns right_patterns p p *scenes"]
+
+
+class Tables(NamedTuple):
+    """The sums, for each object and for each level."""
+
+    grids: tuple[Grid, ...]
+    subsets: tuple[Float[Array, "subsets *scenes"], ...]
+    """Log of the summed weight of the placements of each subset."""
+    forward: tuple[Float[Array, "sets *scenes"], ...]
+    """Log of the sum over all ways to fill each point set with the first 0, 1, ..., K objects."""
+
+    @property
+    def evidence(self) -> Float[Array, "*scenes"]:
+        """Log of the sum over all matches of the points."""
+        return self.forward[-1][0]
+
+
+class Moments(NamedTuple):
+    """Posterior marginals and moments; the pose posterior is a mixture over matches."""
+
+    match_probs: Float[AnyArray, "M N *scenes"]
+    pose_mean: Float[AnyArray, "K p *scenes"]
+    pose_covariance: Float[AnyArray, "K p p *scenes"]
+
+
+def make_plan(pieces: Conjugate, num_points: int) -> Plan:
+    """Lay out the sums, from the pieces of a program as they are traced (`trace_pieces`)."""
+    owner = np.asarray(pieces.parts.owner)
+    parts = tuple(np.flatnonzero(owner == k) for k in range(pieces.num_objects))
     sizes = tuple(len(p) for p in parts)
-    subsets.refuse_if_too_large(num_points, sizes)
+    refuse_if_too_large(num_points, sizes)
+    of_parts = [x for x in pieces.parts if x is not pieces.parts.owner]
 
-    def pieces(k: int) -> list[np.ndarray]:
-        own = [np.asarray(x)[parts[k]] for x in example.parts if x is not example.parts.owner]
-        prior = [np.asarray(example.pose_mean[k]), np.asarray(example.pose_covariance[k])]
-        return [*own, *prior, np.asarray(example.match_logits)[:, parts[k]]]
+    def alike(j: int, k: int) -> bool:
+        if sizes[j] != sizes[k]:
+            return False
+        pairs = [(x[parts[j]], x[parts[k]]) for x in of_parts]
+        pairs += [(x[j], x[k]) for x in (pieces.pose_mean, pieces.pose_covariance)]
+        pairs += [(pieces.match_logits[:, parts[j]], pieces.match_logits[:, parts[k]])]
+        return all(not isinstance(a, jax.core.Tracer) and np.array_equal(a, b) for a, b in pairs)
 
-    template: list[int] = []
-    for k in range(len(parts)):
-        same = [
-            j
-            for j in range(k)
-            if shared
-            and sizes[j] == sizes[k]
-            and all(np.array_equal(a, b) for a, b in zip(pieces(j), pieces(k), strict=True))
-        ]
-        template.append(template[same[0]] if same else k)
+    objects = range(len(parts))
     return Plan(
-        parts,
-        tuple(template),
-        tuple(subsets.injections(num_points, size) for size in sizes),
-        subsets.levels(num_points, sizes),
-        num_points,
+        parts=parts,
+        template=tuple(next(j for j in objects if j == k or alike(j, k)) for k in objects),
+        placed=tuple(
+            placements(num_points, sizes[k], fewest(num_points, sizes, k)) for k in objects
+        ),
+        levels=levels(num_points, sizes),
+        num_points=num_points,
     )
 
 
-def _terms(model: Conjugate, plan: Plan) -> list[tuple[Terms, ...]]:
-    terms: list[tuple[Terms, ...]] = []
-    for k, (parts, listed) in enumerate(zip(plan.parts, plan.listed, strict=True)):
-        first = plan.template[k]
-        new = first == k
-        terms.append(
-            object_terms(model, k, parts, listed, plan.num_points) if new else terms[first]
-        )
-    return terms
+def sum_over_matches(model: Conjugate, plan: Plan) -> Tables:
+    """The forward pass; the points are the first rows of the model."""
+    grids: list[Grid] = []
+    subsets: list[Array] = []
+    for k, (first, placed) in enumerate(zip(plan.template, plan.placed, strict=True)):
+        if first < k:
+            grids.append(grids[first])
+            subsets.append(subsets[first])
+        else:
+            grids.append(object_grid(model, k, plan.parts[k], placed, plan.num_points))
+            subsets.append(log_sum((flat(grids[k]), placed.ways)))
+    forward = [jnp.zeros((1, *subsets[0].shape[1:]))]
+    for table, level in zip(subsets, plan.levels, strict=True):
+        forward.append(log_sum((table, level.subset_of_set), (forward[-1], level.rest_of_set)))
+    return Tables(tuple(grids), tuple(subsets), tuple(forward))
 
 
-def posterior(model: Conjugate, plan: Plan, count: int) -> Posterior:
-    """Everything that follows from the sum, for one scene whose points are its first rows."""
-    terms = _terms(model, plan)
-    tables = tuple(subset_sums(t) for t in terms)
-    log_sum, of_subsets = jax.value_and_grad(lambda t: combine(t, plan.levels)[-1][0])(tables)
-    columns, means, covariances = [], [], []
-    for t, listed, table, prob in zip(terms, plan.listed, tables, of_subsets, strict=True):
-        probs = _term_probs(t, listed, table, prob)
-        columns.append(_part_marginals(probs, listed, plan.num_points))
-        mean = sum(jnp.einsum("cw,cwp->p", w, x.pose_mean) for w, x in zip(probs, t, strict=True))
-        covariance = sum(
-            jnp.einsum("w,wpq->pq", w.sum(axis=0), x.covariance)
-            + jnp.einsum("cw,cwp,cwq->pq", w, x.pose_mean - mean, x.pose_mean - mean)
-            for w, x in zip(probs, t, strict=True)
-        )
-        means.append(mean)
-        covariances.append(covariance)
+def object_grid(
+    model: Conjugate, k: int, parts: Int[np.ndarray, " n"], placed: Placements, num_points: int
+) -> Grid:
+    """The marginal likelihood of every placement on the parts of object k, pose integrated out.
+
+    It is sum log N(x; m, D) + 1/2 (h' C h - mu_0' D_0^-1 mu_0 + log |D_0^-1| + log |C|) with
+    C the covariance and h = D_0^-1 mu_0 + votes the information vector of the pose given the
+    placement. C depends only on which parts have a point, and with h = h_left + h_right
+
+        1/2 h' C h = 1/2 h_left' C h_left + h_left' C h_right + 1/2 h_right' C h_right.
+    """
+    score, votes = _pair_terms(model, parts, num_points)
+    half = placed.left.shape[1]
+    left_met, right_met = (met.astype(float) for met in (placed.left_met, placed.right_met))
+    F = model.parts.F[parts]
+    weight = (model.parts.feature_mask / model.parts.variance)[parts]
+    certainty = jnp.einsum("nd...,ndp...,ndq...->npq...", weight, F, F)
+    prior_precision, prior_log_det = inverse_and_log_det(model.pose_covariance[k])
+    prior_vote = total(prior_precision * model.pose_mean[k], axis=1)
+    prior_term = total(prior_vote * model.pose_mean[k], axis=0) + prior_log_det
+    precision = (  # eq. Lambda_k, for every pattern of parts that have a point
+        prior_precision
+        + jnp.einsum("ln,npq...->lpq...", left_met, certainty[:half])[:, None]
+        + jnp.einsum("rn,npq...->rpq...", right_met, certainty[half:])
+    )
+    inverse, log_det = inverse_and_log_det(jnp.moveaxis(precision, (0, 1), (2, 3)))
+    covariance = jnp.moveaxis(inverse, (2, 3), (0, 1))
+
+    information = prior_vote + _over_parts(votes[:, :half], placed.left)
+    vote = _over_parts(votes[:, half:], placed.right)
+    of_left, of_right = placed.left_pattern, placed.right_pattern
+    left_mean = total(covariance[of_left] * information[:, None, None], axis=3)
+    right_mean = total(covariance[:, of_right] * vote[:, None], axis=3)
+    quadratic = total(information[:, None] * left_mean, axis=2) - log_det[of_left] - prior_term
+    left_term = _over_parts(score[:, :half], placed.left)[:, None] + 0.5 * quadratic
+    right_term = _over_parts(score[:, half:], placed.right) + 0.5 * total(vote * right_mean, axis=2)
+
+    def row(inputs: tuple[Array, Array, Array]) -> Float[Array, "right *scenes"]:
+        pattern, term, mean = inputs
+        return term[of_right] + right_term[pattern] + total(mean[of_right] * vote, axis=1)
+
+    log_weight = jax.lax.map(row, (jnp.asarray(of_left), left_term, left_mean))
+    return Grid(jnp.maximum(log_weight, LOG_ZERO), left_mean, right_mean, covariance)
+
+
+def _pair_terms(
+    model: Conjugate, parts: Int[np.ndarray, " n"], num_points: int
+) -> tuple[Float[Array, "M+1 n *scenes"], Float[Array, "M+1 n p *scenes"]]:
+    """Each point as each part: its log weight at the part's offset, and its vote for the pose.
+
+    The last row is for no point at all: a dummy row takes the part.
+    """
+    own = jax.tree.map(lambda x: x[parts], model.parts)
+    centred = model.points[:num_points, None] - own.offset  # (M, n, d, scenes)
+    log_density = -0.5 * (centred**2 / own.variance + jnp.log(2 * jnp.pi * own.variance))
+    score = model.match_logits[:num_points, parts] + total(own.feature_mask * log_density, axis=2)
+    weighted = own.feature_mask / own.variance * centred
+    votes = total(own.F * weighted[..., None, :], axis=2)
+    if num_points < len(model.points):
+        unmet = model.match_logits[-1, parts]
+    else:  # no dummy rows: every part has a point
+        unmet = jnp.full((len(parts), 1), LOG_ZERO)
+    unmet = jnp.broadcast_to(unmet, score.shape[1:])[None]
+    score = jnp.maximum(jnp.concatenate([score, unmet]), LOG_ZERO)
+    return score, jnp.concatenate([votes, jnp.zeros_like(votes[:1])])
+
+
+def _over_parts(
+    values: Float[Array, "M+1 n *rest"], rows: Int[np.ndarray, "rows n"]
+) -> Float[Array, "rows *rest"]:
+    """The sum over parts of what the point on each contributes."""
+    start = jnp.zeros((len(rows), *values.shape[2:]))
+    return sum((values[rows[:, a], a] for a in range(rows.shape[1])), start)
+
+
+def moments(plan: Plan, tables: Tables) -> Moments:
+    """The backward pass: the posterior probability of every placement, and what follows from it."""
+    after = jnp.zeros((1, *tables.evidence.shape))  # log weight of what goes with each point set
+    by_object: dict[int, tuple[Array, Array, Array]] = {}
+    for k in reversed(range(len(plan.parts))):
+        level, table, before = plan.levels[k], tables.subsets[k], tables.forward[k]
+        if plan.template[k] == k:  # objects that are alike have the same marginals
+            others = log_sum((after, level.set_of_subset), (before, level.rest_of_subset))
+            by_object[k] = _object_moments(plan, k, tables.grids[k], others - tables.evidence)
+        after = log_sum((after, level.set_of_rest), (table, level.subset_of_rest))
+    columns, means, covariances = zip(*(by_object[first] for first in plan.template), strict=True)
     order = np.argsort(np.concatenate(plan.parts))
-    config, config_weight = best_configurations(tables, plan.levels, count)
-    return Posterior(
-        log_sum=log_sum,
-        match_probs=jnp.concatenate(columns, axis=1)[:, order],
-        pose_mean=jnp.stack(means),
-        pose_covariance=jnp.stack(covariances),
-        config_subsets=config,
-        config_log_weight=config_weight,
-        best_match=_best_match(terms, plan),
-        dummies_alike=jnp.all(model.match_logits[plan.num_points :] == model.match_logits[-1]),
+    return Moments(
+        jnp.concatenate(columns, axis=1)[:, order], jnp.stack(means), jnp.stack(covariances)
     )
 
 
-def _term_probs(
-    terms: tuple[Terms, ...],
-    listed: Injections,
-    table: Float[Array, " subsets"],
-    prob: Float[Array, " subsets"],
-) -> list[Float[Array, "subsets ways"]]:
-    """Posterior probability of each injection, from that of its subset."""
-    probs, start = [], 0
-    for t in terms:
-        here = slice(start, start + len(t.log_weight))
-        probs.append(prob[here, None] * jnp.exp(t.log_weight - table[here, None]))
-        start = here.stop
-    return probs
+def _object_moments(
+    plan: Plan, k: int, grid: Grid, outside: Float[Array, "subsets *scenes"]
+) -> tuple[Float[Array, "M n *scenes"], Float[Array, "p *scenes"], Float[Array, "p p *scenes"]]:
+    """Of one object, from the log weight of all that goes with each of its subsets.
+
+    One row of the grid after another; nothing as large as the grid is kept.
+    """
+    placed = plan.placed[k]
+    of_right = placed.right_pattern
+    num_left, num_right = len(placed.left_met), len(placed.right_met)
+    outside = jnp.concatenate([outside, jnp.full_like(outside[:1], 2 * LOG_ZERO)])
+
+    def add_row(
+        sums: tuple[Array, Array], inputs: tuple[Array, Array, Array, Array]
+    ) -> tuple[tuple[Array, Array], Array]:
+        pattern, subset, log_weight, mean = inputs
+        probs = jnp.exp(log_weight + outside[subset])
+        by_pattern = jnp.stack([probs[of_right == r].sum(axis=0) for r in range(num_right)])
+        new = (probs, probs[:, None] * mean[of_right])
+        return jax.tree.map(lambda x, y: x.at[pattern].add(y), sums, new), by_pattern
+
+    columns, scenes = grid.log_weight.shape[1:]
+    start = (
+        jnp.zeros((num_left, columns, scenes)),
+        jnp.zeros((num_left, columns, grid.left_mean.shape[2], scenes)),
+    )
+    rows = (
+        jnp.asarray(placed.left_pattern),
+        jnp.asarray(placed.subset),
+        grid.log_weight,
+        grid.left_mean,
+    )
+    # Probabilities by left pattern and right row, the left rows' share of the mean summed
+    # likewise, and probabilities by left row and right pattern.
+    (right_probs, left_shares), left_probs = jax.lax.scan(add_row, start, rows)
+
+    halves = ((placed.left, left_probs.sum(axis=1)), (placed.right, right_probs.sum(axis=0)))
+    match_probs = [
+        jnp.einsum("im,i...->m...", _one_hot(rows[:, a], plan.num_points), probs)
+        for rows, probs in halves
+        for a in range(rows.shape[1])
+    ]
+    shares = ((left_probs, grid.left_mean), (right_probs, grid.right_mean))
+    mean = jnp.zeros(grid.left_mean.shape[2:])
+    second = jnp.zeros((len(mean), *mean.shape))
+    for probs, share in shares:
+        mean = mean + jnp.einsum("ab...,abp...->p...", probs, share)
+        second = second + jnp.einsum("ab...,abp...,abq...->pq...", probs, share, share)
+    cross = jnp.einsum("ljp...,ljq...->pq...", left_shares, grid.right_mean)
+    by_patterns = jnp.einsum("il,ir...->lr...", _one_hot(placed.left_pattern, num_left), left_probs)
+    within = jnp.einsum("lr...,lrpq...->pq...", by_patterns, grid.covariance)
+    between = second + cross + jnp.swapaxes(cross, 0, 1) - mean[:, None] * mean
+    return jnp.stack(match_probs, axis=1), mean, within + between
 
 
-def _part_marginals(
-    probs: list[Float[Array, "subsets ways"]], listed: Injections, num_points: int
-) -> Float[Array, "M n"]:
-    """Probability of each point being each part of an object."""
-    size = 1 + max(int(block.parts.max(initial=0)) for block in listed.blocks)
-    result: Any = 0.0
-    for w, block in zip(probs, listed.blocks, strict=True):
-        by_part = jnp.einsum("cw,wsn->csn", w, np.eye(size)[block.parts])
-        result = result + jnp.einsum("csm,csn->mn", np.eye(num_points)[block.points], by_part)
-    return result
+Lists = tuple[Float[Array, "n *scenes"], Int[np.ndarray, "most out"]]
+"""Values, and lists of places among them down the columns; see `inference.subsets`."""
 
 
-def _best_match(terms: list[tuple[Terms, ...]], plan: Plan) -> Int[Array, " M"]:
-    """The same dynamic program with the best injection of each subset in place of their sum."""
-    best = tuple(jnp.concatenate([x.log_weight.max(axis=1) for x in t]) for t in terms)
-    config = best_configurations(best, plan.levels, 1)[0][0]
-    match = jnp.zeros(plan.num_points + 1, int)
-    for t, parts, listed, position in zip(terms, plan.parts, plan.listed, config, strict=True):
-        ways = jnp.concatenate([x.log_weight.argmax(axis=1) for x in t])
-        point, part = _placement(listed, position, ways[position], plan.num_points)
-        match = match.at[point].set(jnp.asarray(parts)[part])
-    return match[: plan.num_points]
+def log_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
+    """Log of the sum over each list of exp of the terms' sum.
+
+    An entry of all lists at a time, so that memory is read along the scenes.
+    """
+    entry, most = _entries(terms)
+    highest = _accumulate(jnp.maximum, entry, most)
+    summed = _accumulate(jnp.add, lambda n: jnp.exp(entry(n) - highest), most)
+    return jnp.maximum(highest + jnp.log(summed), LOG_ZERO)
 
 
-def _placement(
-    listed: Injections, position: Int[Array, ""], way: Int[Array, ""], num_points: int
-) -> tuple[Int[Array, " most"], Int[Array, " most"]]:
-    """Points and parts of one injection, padded with the point M beyond its size."""
-    most = len(listed.blocks) - 1
-    point, part, start = jnp.full(most, num_points), jnp.zeros(most, int), 0
-    for size, block in enumerate(listed.blocks):
-        here = (position >= start) & (position < start + len(block.points))
-        row = jnp.asarray(block.points)[jnp.clip(position - start, 0, len(block.points) - 1)]
-        column = jnp.asarray(block.parts)[jnp.clip(way, 0, len(block.parts) - 1)]
-        point = jnp.where(here, point.at[:size].set(row), point)
-        part = jnp.where(here, part.at[:size].set(column), part)
-        start += len(block.points)
-    return point, part
+def largest_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
+    """The largest of the terms' sums over each list."""
+    return jnp.maximum(_accumulate(jnp.maximum, *_entries(terms)), LOG_ZERO)
 
 
-class Draws(NamedTuple):
-    """Independent draws from the posterior of one scene."""
-
-    match: Int[AnyArray, "draws M"]
-    """The part of each point."""
-    pose: Float[AnyArray, "draws K p"]
+def flat(grid: Grid) -> Float[Array, "cells *scenes"]:
+    return grid.log_weight.reshape(-1, *grid.log_weight.shape[2:])
 
 
-def draw(key: Array, model: Conjugate, plan: Plan, count: int) -> Draws:
-    """Walk the tables back for each object's subset, then draw its injection, then its pose."""
-    terms = _terms(model, plan)
-    tables = tuple(subset_sums(t) for t in terms)
-    forward = combine(tables, plan.levels)
-    mask = jnp.zeros(count, int)
-    match = jnp.zeros((count, plan.num_points + 1), int)
-    poses: list[Array] = []
-    for k in reversed(range(len(tables))):
-        key, split_key, way_key, noise_key = jax.random.split(key, 4)
-        level = plan.levels[k]
-        subset, rest = jnp.asarray(level.subset)[mask], jnp.asarray(level.rest)[mask]
-        logits = jnp.append(tables[k], LOG_ZERO)[subset] + forward[k][rest]
-        split = jax.random.categorical(split_key, logits)[:, None]
-        position = jnp.take_along_axis(subset, split, axis=1)[:, 0]
-        mask = jnp.take_along_axis(rest, split, axis=1)[:, 0]
-        way = _draw_ways(way_key, terms[k], position)
-        placement = jax.vmap(lambda s, w, k=k: _placement(plan.listed[k], s, w, plan.num_points))
-        point, part = placement(position, way)
-        parts = jnp.asarray(plan.parts[k])[part]
-        match = match.at[jnp.arange(count)[:, None], point].set(parts)
-        poses.append(_draw_poses(noise_key, terms[k], position, way))
-    return Draws(match[:, : plan.num_points], jnp.stack(poses[::-1], axis=1))
+def _entries(terms: tuple[Lists, ...]) -> tuple[Callable[[Any], Array], int]:
+    """The n-th entry of all lists as a function of n, and the number of entries."""
+    values = [jnp.concatenate([x, jnp.full_like(x[:1], LOG_ZERO)]) for x, _ in terms]
+    places = [jnp.asarray(lists) for _, lists in terms]
+
+    def entry(n: Any) -> Float[Array, "out *scenes"]:
+        looked_up = [x[place[n]] for x, place in zip(values, places, strict=True)]
+        return sum(looked_up[1:], looked_up[0])
+
+    return entry, len(places[0])
 
 
-def _draw_ways(
-    key: Array, terms: tuple[Terms, ...], position: Int[Array, " n"]
-) -> Int[Array, " n"]:
-    """An injection of each drawn subset, in proportion to its weight."""
-    way, start = jnp.zeros(len(position), int), 0
-    for size, t in enumerate(terms):
-        number = len(t.log_weight)
-        here = (position >= start) & (position < start + number)
-        logits = t.log_weight[jnp.clip(position - start, 0, number - 1)]
-        drawn = jax.random.categorical(jax.random.fold_in(key, size), logits)
-        way = jnp.where(here, drawn, way)
-        start += number
-    return way
+def _accumulate(
+    add: Callable[[Array, Array], Array], entry: Callable[[Any], Array], count: int
+) -> Array:
+    return jax.lax.fori_loop(1, count, lambda n, so_far: add(so_far, entry(n)), entry(0))
 
 
-def _draw_poses(
-    key: Array, terms: tuple[Terms, ...], position: Int[Array, " n"], way: Int[Array, " n"]
-) -> Float[Array, "n p"]:
-    """A pose of an object given the drawn injections."""
-    pose_dim = terms[0].pose_mean.shape[-1]
-    noise = jax.random.normal(key, (len(position), pose_dim))
-    pose, start = jnp.zeros_like(noise), 0
-    for t in terms:
-        number, ways = t.log_weight.shape
-        here = (position >= start) & (position < start + number)
-        chosen = jnp.clip(way, 0, ways - 1)
-        mean = t.pose_mean[jnp.clip(position - start, 0, number - 1), chosen]
-        factor = jnp.linalg.cholesky(t.covariance)[chosen]
-        drawn = mean + jnp.einsum("npq,nq->np", factor, noise)
-        pose = jnp.where(here[:, None], drawn, pose)
-        start += number
-    return pose
+def _one_hot(values: Int[np.ndarray, " n"], size: int) -> Float[np.ndarray, "n size"]:
+    """Rows of zeros for values beyond."""
+    return (values[:, None] == np.arange(size)).astype(float)

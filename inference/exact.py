@@ -3,27 +3,57 @@
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from inference import subsets
-from inference.enumeration import LOG_ZERO, Draws, Plan, Posterior, draw, make_plan, posterior
+from inference.enumeration import (
+    Moments,
+    Plan,
+    Tables,
+    make_plan,
+    moments,
+    sum_over_matches,
+)
+from inference.normalizer import log_prior_normalizer
+from inference.parses import Draws, Parses, best_match, best_parses, draw, group_labels
 from inference.result import Result
+from models import AnyArray
 from models.errors import InputError
 from models.match import MixtureMatch
-from models.permanent import MAX_ROWS, log_permanent
-from models.reading import Conjugate, Program, check_conjugate, check_program, read, what_varies
+from models.permanent import MAX_ROWS
+from models.reading import (
+    Conjugate,
+    Program,
+    check_conjugate,
+    check_program,
+    read,
+    read_batch,
+    trace_pieces,
+    what_varies,
+)
 from models.scenes import Scene, check_scene
 
-NUM_PARTITIONS = 8
+NUM_PARTITIONS = 4
 """Most probable partitions that are reported."""
 
-_CHUNK = 32  # scenes at a time
+_CELLS = 1 << 19  # grid cells of an object, times scenes, that are worked on at a time
+
+
+class Solution(NamedTuple):
+    """What the sum gives for scenes with the same number of points, which come first."""
+
+    log_sum: Float[AnyArray, " scenes"]
+    moments: Moments
+    parses: Parses
+    best_match: Int[AnyArray, "M scenes"]
+    fits: Bool[AnyArray, " scenes"]
+    """Whether the rows are what the sum takes them for."""
 
 
 def run(
@@ -43,37 +73,44 @@ def run(
     began = time.perf_counter()
     scenes = check_scene(scene).batch()
     example = _checked(program, scenes.take(0))
-    # Rows are exchangeable in name only: the points are moved to the front, and moved back after.
-    order = np.argsort(~scenes.present, axis=1, kind="stable")
-    sizes = scenes.present.sum(axis=1)
-    logits = np.asarray(example.match_logits)
-    moved = (order != np.arange(order.shape[1])).any() and not (logits == logits[0]).all()
-    if moved and not what_varies(program, scenes.take(0)).match_logits:
-        raise InputError(
-            "the match prior of this program differs from row to row but not with the scene, and "
-            "some scenes have missing rows before points; move the points to the front"
-        )
-    outputs: list[Any] = [None] * len(sizes)
+    owner = np.asarray(example.parts.owner)
+    num_scenes, num_rows = scenes.present.shape
+    order, sizes = _points_first(scenes.present)
+    log_sum = np.zeros(num_scenes)
+    match_probs = np.zeros((num_scenes, num_rows, num_rows))
+    pose_mean = np.zeros((num_scenes, *example.pose_mean.shape))
+    pose_covariance = np.zeros((num_scenes, *example.pose_covariance.shape))
+    parts = np.full((num_scenes, num_rows), -1)
+    partitions: list[list[tuple[np.ndarray, float]]] = [[] for _ in sizes]
     finished = 0
-    for num_points in np.unique(sizes):
-        chosen = np.flatnonzero(sizes == num_points)
-        solve = _solver(
-            program,
-            int(num_points),
-            scenes.points.shape[1:],
-            scenes.point_type is not None,
-        )
-        for start in range(0, len(chosen), _CHUNK):
-            some = chosen[start : start + _CHUNK]
-            padded = np.resize(some, _CHUNK if len(chosen) > 1 else 1)
-            front = _reorder(scenes.take(padded), order[padded])
-            found = jax.tree.map(np.asarray, solve(front))
-            for i, s in enumerate(some):
-                outputs[s] = jax.tree.map(lambda x, i=i: x[i], found)
-            finished += len(some)
-            if progress is not None:
-                progress(finished, len(sizes))
-    result = _gather(outputs, scenes, order, sizes, example, program)
+    for some, plan, solution in _solutions(program, scenes, order, sizes):
+        points, dummies = order[some, : plan.num_points], order[some, plan.num_points :]
+        of_points = np.moveaxis(solution.moments.match_probs, -1, 0)
+        left = 1.0 - of_points.sum(axis=1, keepdims=True)
+        match_probs[some[:, None], points] = of_points
+        match_probs[some[:, None], dummies] = left / max(dummies.shape[1], 1)
+        parts[some[:, None], points] = solution.best_match.T
+        pose_mean[some] = np.moveaxis(solution.moments.pose_mean, -1, 0)
+        pose_covariance[some] = np.moveaxis(solution.moments.pose_covariance, -1, 0)
+        log_sum[some] = solution.log_sum + math.lgamma(dummies.shape[1] + 1)
+        for s, found in zip(some, _partitions(plan, solution, points, num_rows), strict=True):
+            partitions[s] = found
+        finished += len(some)
+        if progress is not None:
+            progress(finished, num_scenes)
+    result = Result(
+        method="exact",
+        scene=scenes,
+        match_probs=match_probs,
+        pose_mean=pose_mean,
+        pose_covariance=pose_covariance,
+        object=np.stack([found[0][0] for found in partitions]),
+        owner=owner,
+        converged=np.ones(num_scenes, bool),
+        steps=np.ones(num_scenes, int),
+        log_evidence=log_sum - _known_normalizer(program, scenes),
+        details={"partitions": partitions, "best_match": parts},
+    )
     result = result if scene.is_batch else result.take(0)
     return replace(result, seconds=time.perf_counter() - began)
 
@@ -85,17 +122,16 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     """
     if scene.is_batch:
         raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
-    scene = check_scene(scene)
-    _checked(program, scene)
-    order = np.argsort(~scene.present, kind="stable")
-    num_points = int(scene.present.sum())
-    front = _reorder(scene.batch(), order[None]).take(0)
-    plan, _ = _plan_for(program, num_points, scene.points.shape, scene.point_type is not None)
+    scenes = check_scene(scene).batch()
+    _checked(program, scenes.take(0))
+    order, sizes = _points_first(scenes.present)
+    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
+    sampler = _sampler(program, int(sizes[0]), shape, has_types, num_draws)
     base_key = jax.random.key(key) if isinstance(key, int) else key
-    drawn = jax.jit(lambda k, s: draw(k, read(program, s), plan, num_draws))(base_key, front)
-    match = np.full((num_draws, len(order)), -1)
-    match[:, order[:num_points]] = drawn.match
-    return Draws(match, np.asarray(drawn.pose))
+    drawn = jax.tree.map(np.asarray, sampler(base_key, Scene(**scenes.observed), order))
+    match = np.full((num_draws, scenes.points.shape[1]), -1)
+    match[:, order[0, : sizes[0]]] = drawn.match
+    return Draws(match, drawn.pose)
 
 
 def _checked(program: Program, scene: Scene) -> Conjugate:
@@ -103,36 +139,6 @@ def _checked(program: Program, scene: Scene) -> Conjugate:
     check_program(program, scene)
     check_conjugate(program, scene)
     example = read(program, scene)
-    _check_supported(example)
-    return example
-
-
-@functools.lru_cache(maxsize=64)
-def _plan_for(
-    program: Program, num_points: int, shape: tuple[int, int], has_types: bool
-) -> tuple[Plan, int]:
-    """The plan for scenes of so many points, and how many configurations to report."""
-    rows, _ = shape
-    present = np.arange(rows) < num_points
-    types = np.zeros(rows, int) if has_types else None
-    blank = Scene(np.zeros(shape), present, point_type=types)
-    varies = what_varies(program, blank)
-    pieces = (varies.parts, varies.pose_mean, varies.pose_covariance, varies.match_logits)
-    plan = make_plan(read(program, blank), not any(jax.tree.leaves(pieces)), num_points)
-    swaps = math.prod(math.factorial(plan.template.count(first)) for first in set(plan.template))
-    return plan, NUM_PARTITIONS * min(swaps, 8)
-
-
-@functools.lru_cache(maxsize=64)
-def _solver(
-    program: Program, num_points: int, shape: tuple[int, int], has_types: bool
-) -> Callable[[Scene], Posterior]:
-    """Compiled once for each number of points."""
-    plan, count = _plan_for(program, num_points, shape, has_types)
-    return jax.jit(jax.vmap(lambda scene: posterior(read(program, scene), plan, count)))
-
-
-def _check_supported(example: Conjugate) -> None:
     if example.match_family is MixtureMatch:
         raise InputError(
             "exact inference sums over permutations, but the match prior is a MixtureMatch; use "
@@ -143,111 +149,144 @@ def _check_supported(example: Conjugate) -> None:
             "exact inference wants a fixed precision, but the program has a site 'precision' with "
             "a Gamma prior; fix it in the program, or use the method ds"
         )
-    seen = np.asarray(example.seen)
-    if not (seen == seen[:, :1]).all():
-        raise InputError(
-            "exact inference wants points that are seen whole or not at all, but some features of "
-            "a point are missing; use the method ds"
-        )
+    return example
 
 
-def _reorder(scenes: Scene, order: Int[np.ndarray, "scenes N"]) -> Scene:
-    """Each scene with its rows in the given order, without the truth."""
-    rows = np.arange(len(order))[:, None]
-    return Scene(**{name: np.asarray(x)[rows, order] for name, x in scenes.observed.items()})
+def _points_first(
+    present: Bool[np.ndarray, "scenes N"],
+) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
+    """An order of the rows with the points before the dummies, and the numbers of points."""
+    return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)
 
 
-def log_prior_normalizer(program: Program, scenes: Scene) -> Float[np.ndarray, " scenes"]:
-    """log perm(A) of the match prior of each scene, once if it is the same for all."""
-    first = scenes.take(0)
-    observed = Scene(**scenes.observed)
-    if not what_varies(program, first).match_logits:
-        logits = np.asarray(read(program, first).match_logits)[None]
-    else:
-        logits = np.asarray(jax.vmap(lambda s: read(program, s).match_logits)(observed))
-    size = logits.shape[-1]
-    if (logits == logits[:, :1, :1]).all():
-        values = size * logits[:, 0, 0] + math.lgamma(size + 1)
-    elif size <= MAX_ROWS:
-        values = np.asarray(jax.jit(log_permanent)(logits))
-    else:
-        raise InputError(
-            f"the normaliser of a match prior that is not uniform wants at most {MAX_ROWS} parts, "
-            f"got {size}; use a uniform prior or the method ds"
-        )
-    return np.broadcast_to(values, len(scenes.points))
-
-
-def _gather(
-    outputs: list[Posterior],
+def _solutions(
+    program: Program,
     scenes: Scene,
     order: Int[np.ndarray, "scenes N"],
     sizes: Int[np.ndarray, " scenes"],
-    example: Conjugate,
-    program: Program,
-) -> Result:
-    """Put the rows back in their places and the scenes together."""
-    owner = np.asarray(example.parts.owner)
-    num_scenes, rows = scenes.present.shape
-    if not all(bool(out.dummies_alike) for out in outputs):
-        raise InputError(
-            "exact inference wants dummy rows that are all alike, but the match prior of this "
-            "program tells them apart; give every missing point the same prior"
+) -> Iterator[tuple[Int[np.ndarray, " some"], Plan, Solution]]:
+    """Solve scenes of the same number of points together, some at a time."""
+    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
+    for num_points in np.unique(sizes):
+        plan = _plan(program, int(num_points), shape, has_types)
+        solve = _solver(program, int(num_points), shape, has_types)
+        chosen = np.flatnonzero(sizes == num_points)
+        cells = max(placed.subset.size for placed in plan.placed)
+        chunk = 1 << max(0, min(32, len(chosen), _CELLS // cells) - 1).bit_length()
+        for start in range(0, len(chosen), chunk):
+            some = chosen[start : start + chunk]
+            padded = np.resize(some, chunk)
+            solution = solve(Scene(**scenes.take(padded).observed), order[padded])
+            if not np.asarray(solution.fits).all():
+                raise InputError(
+                    "exact inference wants points that are seen whole or not at all, as `present` "
+                    "says, and dummy rows that are all alike in the match prior, but this program "
+                    "treats single features or dummies on their own; use the method ds"
+                )
+            yield some, plan, _first(solution, len(some))
+
+
+def _first(solution: Solution, count: int) -> Solution:
+    """Without the scenes that only fill a chunk, in numpy."""
+    return jax.tree.map(lambda x: np.asarray(x)[..., :count], solution)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(program: Program, num_points: int, shape: tuple[int, int], has_types: bool) -> Plan:
+    return trace_pieces(program, shape, has_types, lambda pieces: make_plan(pieces, num_points))
+
+
+@functools.lru_cache(maxsize=64)
+def _solver(
+    program: Program, num_points: int, shape: tuple[int, int], has_types: bool
+) -> Callable[[Scene, Int[AnyArray, "scenes N"]], Solution]:
+    """Compiled once for each number of points."""
+    plan = _plan(program, num_points, shape, has_types)
+    swaps = math.prod(math.factorial(plan.template.count(first)) for first in set(plan.template))
+
+    @jax.jit
+    def solve(scenes: Scene, order: Int[AnyArray, "scenes N"]) -> Solution:
+        _, fits, tables = _summed(program, plan, shape, has_types, scenes, order)
+        return Solution(
+            tables.evidence,
+            moments(plan, tables),
+            best_parses(plan, tables, NUM_PARTITIONS * min(swaps, NUM_PARTITIONS)),
+            best_match(plan, tables),
+            fits,
         )
-    match_probs = np.zeros((num_scenes, rows, rows))
-    objects = np.full((num_scenes, rows), -1)
-    best_match = np.full((num_scenes, rows), -1)
-    log_sums = np.zeros(num_scenes)
-    partitions = []
-    part_sizes = tuple(np.bincount(owner))
-    for i, (out, size) in enumerate(zip(outputs, sizes, strict=True)):
-        points, dummies = order[i, :size], order[i, size:]
-        match_probs[i, points] = out.match_probs
-        if len(dummies):
-            match_probs[i, dummies] = (1.0 - out.match_probs.sum(axis=0)) / len(dummies)
-        best_match[i, points] = out.best_match
-        log_sums[i] = out.log_sum + math.lgamma(len(dummies) + 1)
-        found = _partitions(out, int(size), part_sizes, points, rows)
-        partitions.append(found)
-        objects[i] = found[0][0]
-    return Result(
-        method="exact",
-        scene=scenes,
-        match_probs=match_probs,
-        pose_mean=np.stack([out.pose_mean for out in outputs]),
-        pose_covariance=np.stack([out.pose_covariance for out in outputs]),
-        object=objects,
-        owner=owner,
-        converged=np.ones(num_scenes, bool),
-        steps=np.ones(num_scenes, int),
-        log_evidence=log_sums - log_prior_normalizer(program, scenes),
-        details={"partitions": partitions, "best_match": best_match},
+
+    return solve
+
+
+@functools.lru_cache(maxsize=64)
+def _sampler(
+    program: Program, num_points: int, shape: tuple[int, int], has_types: bool, num_draws: int
+) -> Callable[[Array, Scene, Int[AnyArray, "1 N"]], Draws]:
+    plan = _plan(program, num_points, shape, has_types)
+
+    @jax.jit
+    def sampler(key: Array, scenes: Scene, order: Int[AnyArray, "1 N"]) -> Draws:
+        model, _, tables = _summed(program, plan, shape, has_types, scenes, order)
+        return draw(key, model, plan, tables, num_draws)
+
+    return sampler
+
+
+def _summed(
+    program: Program,
+    plan: Plan,
+    shape: tuple[int, int],
+    has_types: bool,
+    scenes: Scene,
+    order: Int[AnyArray, "scenes N"],
+) -> tuple[Conjugate, Bool[Array, " scenes"], Tables]:
+    """The model with its points first, whether its rows fit the plan, and the sums."""
+    model = read_batch(program, scenes, what_varies(program, shape, has_types))
+
+    def reorder(x: Array) -> Array:
+        wide = jnp.broadcast_to(x, (*x.shape[:-1], len(order)))
+        return jnp.take_along_axis(wide, order.T[:, None], axis=0)
+
+    model = replace(
+        model,
+        points=reorder(model.points),
+        seen=reorder(model.seen),
+        match_logits=reorder(model.match_logits),
     )
+    is_point = np.arange(shape[0])[:, None, None] < plan.num_points
+    dummies = model.match_logits[plan.num_points :]
+    alike = jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))
+    fits = jnp.all(model.seen == is_point, axis=(0, 1)) & alike
+    return model, fits, sum_over_matches(model, plan)
+
+
+def _known_normalizer(program: Program, scenes: Scene) -> Float[np.ndarray, " scenes"]:
+    values = log_prior_normalizer(program, scenes)
+    if np.isnan(values).any():
+        raise InputError(
+            f"the normaliser of a match prior that is not uniform wants at most {MAX_ROWS} points "
+            "that can meet the same parts, and this scene has more; use a uniform prior or the "
+            "method ds"
+        )
+    return values
 
 
 def _partitions(
-    out: Posterior,
-    num_points: int,
-    part_sizes: tuple[int, ...],
-    points: Int[np.ndarray, " M"],
-    rows: int,
-) -> list[tuple[Int[np.ndarray, " N"], float]]:
-    """Most probable partitions: the object of each row, and the probability of that grouping.
+    plan: Plan, solution: Solution, points: Int[np.ndarray, "some M"], num_rows: int
+) -> Iterator[list[tuple[Int[np.ndarray, " N"], float]]]:
+    """Most probable partitions of each scene: the object of each row, and the probability.
 
-    Ways that group the points alike, such as two identical objects swapped, are one partition and
-    their probabilities are added.
+    Ways that group the points alike, such as two identical objects swapped, are one partition.
     """
-    groupings: dict[bytes, tuple[np.ndarray, float]] = {}
-    for config, weight in zip(out.config_subsets, out.config_log_weight, strict=True):
-        probability = math.exp(min(weight - out.log_sum, 0.0))
-        if weight < 0.1 * LOG_ZERO:
-            continue
-        labels = np.full(rows, -1)
-        for k, position in enumerate(config):
-            mask = subsets.injections(num_points, part_sizes[k]).subsets[position]
-            labels[points[subsets.members(mask, num_points)]] = k
-        alike = (labels[:, None] == labels[None]).tobytes()
-        known, sum_so_far = groupings.get(alike, (labels, 0.0))
-        groupings[alike] = (known, sum_so_far + probability)
-    ranked = sorted(groupings.values(), key=lambda pair: -pair[1])
-    return ranked[:NUM_PARTITIONS]
+    labels = np.moveaxis(group_labels(plan, solution.parses.position), 1, 0)
+    probability = np.exp(solution.parses.log_weight - solution.log_sum).T
+    together = labels[..., :, None] == labels[..., None, :]
+    for i, rows in enumerate(points):
+        found: dict[bytes, tuple[np.ndarray, float]] = {}
+        for j in np.argsort(-probability[i], kind="stable"):
+            name = together[i, j].tobytes()
+            if name not in found and probability[i, j] > 0:
+                full = np.full(num_rows, -1)
+                full[rows] = labels[i, j]
+                found[name] = (full, float(min(probability[i, j], 1.0)))
+        yield list(found.values())[:NUM_PARTITIONS]

@@ -20,7 +20,7 @@ from inference import starts
 from inference.ascent import Schedule, State, begin, step
 from inference.starts import Start, Structure
 from models import AnyArray
-from models.reading import Conjugate, Program, read, read_batch, what_varies
+from models.reading import Conjugate, Program, read, read_batch, trace_pieces, what_varies
 from models.scenes import Scene
 
 STARTS = {"uniform": starts.uniform, "poses": starts.poses}
@@ -36,7 +36,6 @@ class Pool(NamedTuple):
     """The runs that are being stepped together; the axis of slots is last."""
 
     model: Conjugate
-    log_normalizer: Float[Array, "*runs"]
     state: State
 
 
@@ -63,12 +62,8 @@ def engine(
     has_types: bool,
 ) -> Engine:
     """Built once; JAX compiles each part once for each width of the pool."""
-    rows = shape[0]
-    types = np.zeros(rows, int) if has_types else None
-    blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
-    example = read(program, blank)
-    structure = starts.structure(example)
-    varies = what_varies(program, blank)
+    structure = trace_pieces(program, shape, has_types, starts.structure)
+    varies = what_varies(program, shape, has_types)
     projection = PROJECTIONS[projection_name]
 
     @jax.jit
@@ -79,22 +74,18 @@ def engine(
 
         model = read_batch(program, scenes, varies)
         state = begin(model, projection, jax.vmap(make_start, out_axes=-1)(scenes, keys))
-        if model.part_prior is None:
-            log_normalizer = projection.log_normalizer(model.match_logits)
-        else:  # the expected log probabilities stand in for the prior's own weights
-            log_normalizer = jnp.zeros(1)
-        return Pool(model, log_normalizer, state)
+        return Pool(model, state)
 
     @jax.jit
     def advance(pool: Pool) -> Pool:
         def one(_: int, state: State) -> State:
-            return step(pool.model, structure, projection, pool.log_normalizer, state, schedule)
+            return step(pool.model, structure, projection, state, schedule)
 
         return pool._replace(state=jax.lax.fori_loop(0, SEGMENT, one, pool.state))
 
     @jax.jit
     def advance_one(pool: Pool) -> Pool:
-        new = step(pool.model, structure, projection, pool.log_normalizer, pool.state, schedule)
+        new = step(pool.model, structure, projection, pool.state, schedule)
         return pool._replace(state=new)
 
     @jax.jit

@@ -1,8 +1,11 @@
 """Which points can an object have? The combinatorics of exact inference, in plain numpy.
 
 Given the match the objects are independent, so a sum over all matches is a sum over ways to give
-each object a subset of the points, and for each object over the injections of its subset into its
+each object a subset of the points, and for each object over the placements of its subset on its
 parts. Everything here depends on the numbers of points and parts alone and is made once for each.
+
+Lists of different lengths are padded to the longest and stand in columns, entry first: a sum over
+them is a sum over the first axis. The number of things listed marks an empty place.
 """
 
 import functools
@@ -16,43 +19,54 @@ from jaxtyping import Bool, Int
 from models.errors import InputError
 
 MAX_TERMS = 2_000_000
-"""Injections of one object, or splits of point sets in all, beyond which a scene is refused."""
+"""Placements of one object, or splits of point sets in all, beyond which a scene is refused."""
 
 
-class Injections(NamedTuple):
-    """Every way to give an object of `n` parts some of `M` points, in order of the subsets."""
+class Placements(NamedTuple):
+    """Every way to place some of M points on the parts of an object, at most one on a part.
 
-    subsets: Int[np.ndarray, " subsets"]
-    """The subsets as bit masks, by size; those of one size stand together."""
-    blocks: tuple["Block", ...]
-    """The injections, for each size of the subset."""
+    The parts are cut in two halves. A row of `left` says which point each part of the left half
+    has, M for none, a row of `right` the same for the right half, and a placement is a pair of
+    rows without a common point. So a quadratic form in the placed points is a matrix product
+    between the halves.
+    """
 
-
-class Block(NamedTuple):
-    """The injections of subsets of one size: every subset with every way to place it."""
-
-    points: Int[np.ndarray, "subsets size"]
-    parts: Int[np.ndarray, "ways size"]
-    """The part that each of the points gets."""
-    pattern: Int[np.ndarray, " ways"]
-    """Which parts have a point, as a bit mask."""
+    left: Int[np.ndarray, "left_rows left_parts"]
+    right: Int[np.ndarray, "right_rows right_parts"]
+    left_met: Bool[np.ndarray, "left_patterns left_parts"]
+    """The patterns of parts that have a point, in a row of `left`."""
+    left_pattern: Int[np.ndarray, " left_rows"]
+    right_met: Bool[np.ndarray, "right_patterns right_parts"]
+    right_pattern: Int[np.ndarray, " right_rows"]
+    masks: Int[np.ndarray, " subsets"]
+    """The subsets of points that the object can have, as bit masks."""
+    subset: Int[np.ndarray, "left_rows right_rows"]
+    """The subset that a pair of rows places; the number of subsets where it is no placement."""
+    ways: Int[np.ndarray, "most subsets"]
+    """For each subset its placements, as positions in the flattened grid of pairs."""
 
 
 class Level(NamedTuple):
-    """How point sets of the first k objects split into one of k - 1 objects and the k-th's."""
+    """How a point set of the first k objects splits into the k-th's and one of those before.
 
-    masks: Int[np.ndarray, " masks"]
-    subset: Int[np.ndarray, "masks splits"]
-    """Position of the k-th object's subset; the number of subsets marks an empty place."""
-    rest: Int[np.ndarray, "masks splits"]
-    """Position of what is left among the masks of the level before."""
+    The same list of splits three times: by the set, by the k-th's subset, and by the rest.
+    """
+
+    masks: Int[np.ndarray, " sets"]
+    subset_of_set: Int[np.ndarray, "most sets"]
+    rest_of_set: Int[np.ndarray, "most sets"]
+    set_of_subset: Int[np.ndarray, "most subsets"]
+    rest_of_subset: Int[np.ndarray, "most subsets"]
+    set_of_rest: Int[np.ndarray, "most rests"]
+    subset_of_rest: Int[np.ndarray, "most rests"]
 
 
-def count_injections(num_points: int, num_parts: int) -> int:
-    """Number of partial injections of points into the parts of one object."""
-    return sum(
-        math.comb(num_points, size) * math.perm(num_parts, size)
-        for size in range(min(num_points, num_parts) + 1)
+def count_placements(num_points: int, num_parts: int) -> int:
+    """Pairs of rows of an object with so many parts."""
+    halves = (num_parts // 2, num_parts - num_parts // 2)
+    return math.prod(
+        sum(math.comb(half, size) * math.perm(num_points, size) for size in range(half + 1))
+        for half in halves
     )
 
 
@@ -70,27 +84,34 @@ def count_splits(num_points: int, sizes: tuple[int, ...]) -> int:
 
 def refuse_if_too_large(num_points: int, sizes: tuple[int, ...]) -> None:
     """Say what a scene would cost before anything is allocated."""
-    terms = max(count_injections(num_points, size) for size in sizes)
+    terms = max(count_placements(num_points, size) for size in sizes)
     splits = count_splits(num_points, sizes)
     if max(terms, splits) > MAX_TERMS:
-        memory = 8 * max(terms * (max(sizes) + 8), 3 * splits) / 2**30
+        memory = 8 * max(8 * terms, 9 * splits) / 2**30
         raise InputError(
             f"exact inference on {num_points} points and objects of {sizes} parts needs {terms:,} "
-            f"injections of an object and {splits:,} splits of point sets, about {memory:,.1f} "
+            f"placements on an object and {splits:,} splits of point sets, about {memory:,.1f} "
             f"GiB, more than the limit of {MAX_TERMS:,}; use the variational method (ds) instead"
         )
 
 
 @functools.cache
-def injections(num_points: int, num_parts: int) -> Injections:
-    """List them, by size of the subset, then by subset, then by injection."""
-    blocks = []
-    for size in range(min(num_points, num_parts) + 1):
-        points = np.array(list(itertools.combinations(range(num_points), size)), int)
-        parts = np.array(list(itertools.permutations(range(num_parts), size)), int)
-        blocks.append(Block(points, parts, (1 << parts).sum(axis=1)))
-    subsets = np.concatenate([(1 << block.points).sum(axis=1) for block in blocks])
-    return Injections(subsets, tuple(blocks))
+def placements(num_points: int, num_parts: int, fewest: int) -> Placements:
+    """List them, for subsets of at least `fewest` points."""
+    half = num_parts // 2
+    left = _rows(num_points, half, fewest - (num_parts - half))
+    right = _rows(num_points, num_parts - half, fewest - half)
+    left_mask, right_mask = (_as_masks(rows, num_points) for rows in (left, right))
+    union = left_mask[:, None] | right_mask
+    possible = ((left_mask[:, None] & right_mask) == 0) & (bit_count(union) >= fewest)
+    masks = np.unique(union[possible])
+    subset = np.where(possible, np.searchsorted(masks, union), len(masks))
+    (ways,) = _columns(subset[possible], len(masks), (np.flatnonzero(possible), subset.size))
+    left_met, left_pattern = np.unique(left < num_points, axis=0, return_inverse=True)
+    right_met, right_pattern = np.unique(right < num_points, axis=0, return_inverse=True)
+    return Placements(
+        left, right, left_met, left_pattern, right_met, right_pattern, masks, subset, ways
+    )
 
 
 @functools.cache
@@ -103,27 +124,70 @@ def levels(num_points: int, sizes: tuple[int, ...]) -> tuple[Level, ...]:
     before = np.zeros(1, int)
     result = []
     for k, size in enumerate(sizes):
-        subsets = injections(num_points, size).subsets
-        which_rest, which_subset = np.nonzero((before[:, None] & subsets) == 0)
-        union = before[which_rest] | subsets[which_subset]
-        wanted = np.isin(_bit_count(union), list(windows[k + 1]))
-        which_rest, which_subset, union = (x[wanted] for x in (which_rest, which_subset, union))
-        masks, target = np.unique(union, return_inverse=True)
-        order = np.argsort(target, kind="stable")
-        counts = np.bincount(target, minlength=len(masks))
-        place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        subset = np.full((len(masks), counts.max()), len(subsets))
-        rest = np.zeros_like(subset)
-        subset[target[order], place] = which_subset[order]
-        rest[target[order], place] = which_rest[order]
-        result.append(Level(masks, subset, rest))
-        before = masks
+        masks = placements(num_points, size, fewest(num_points, sizes, k)).masks
+        rest, subset = np.nonzero((before[:, None] & masks) == 0)
+        union = before[rest] | masks[subset]
+        wanted = np.isin(bit_count(union), list(windows[k + 1]))
+        rest, subset, union = rest[wanted], subset[wanted], union[wanted]
+        sets, target = np.unique(union, return_inverse=True)
+        of_set, of_rest = (target, len(sets)), (rest, len(before))
+        of_subset = (subset, len(masks))
+        result.append(
+            Level(
+                sets,
+                *_columns(*of_set, of_subset, of_rest),
+                *_columns(*of_subset, of_set, of_rest),
+                *_columns(*of_rest, of_set, of_subset),
+            )
+        )
+        before = sets
     return tuple(result)
+
+
+def fewest(num_points: int, sizes: tuple[int, ...], k: int) -> int:
+    """Points that object k has to have, because the others cannot take them."""
+    return max(0, num_points - (sum(sizes) - sizes[k]))
 
 
 def members(masks: Int[np.ndarray, "*shape"], num_points: int) -> Bool[np.ndarray, "*shape M"]:
     """Bit masks as rows of booleans."""
     return (masks[..., None] >> np.arange(num_points)) & 1 == 1
+
+
+def bit_count(masks: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
+    return np.bitwise_count(masks).astype(int)
+
+
+def _rows(num_points: int, num_parts: int, fewest: int) -> Int[np.ndarray, "rows parts"]:
+    """Every way to place at least `fewest` points on some parts, M where a part has none."""
+    rows = []
+    for pattern in itertools.product((False, True), repeat=num_parts):
+        size = sum(pattern)
+        if max(fewest, 0) <= size <= num_points:
+            placed = list(itertools.permutations(range(num_points), size))
+            block = np.full((len(placed), num_parts), num_points)
+            block[:, np.array(pattern, bool)] = np.array(placed, int).reshape(len(placed), size)
+            rows.append(block)
+    return np.concatenate(rows)
+
+
+def _as_masks(rows: Int[np.ndarray, "rows parts"], num_points: int) -> Int[np.ndarray, " rows"]:
+    return np.where(rows < num_points, 1 << rows, 0).sum(axis=1)
+
+
+def _columns(
+    key: Int[np.ndarray, " n"], num_keys: int, *values: tuple[Int[np.ndarray, " n"], int]
+) -> list[Int[np.ndarray, "most keys"]]:
+    """For each key the list of its values, down a column; each comes with its empty mark."""
+    order = np.argsort(key, kind="stable")
+    counts = np.bincount(key, minlength=num_keys)
+    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = []
+    for value, empty in values:
+        column = np.full((counts.max(), num_keys), empty)
+        column[place, key[order]] = value[order]
+        columns.append(column)
+    return columns
 
 
 def _windows(num_points: int, sizes: tuple[int, ...]) -> list[range]:
@@ -132,7 +196,3 @@ def _windows(num_points: int, sizes: tuple[int, ...]) -> list[range]:
         range(max(0, num_points - sum(sizes[k:])), min(num_points, sum(sizes[:k])) + 1)
         for k in range(len(sizes) + 1)
     ]
-
-
-def _bit_count(masks: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    return members(masks, 63).sum(axis=-1)

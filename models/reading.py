@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from models.templates import Parts
 
 Program = Callable[..., Any]
 """A NumPyro program of a scene's `points` and `present`, with sites `pose`, `match`, `points`."""
+
+Seen = TypeVar("Seen")
 
 MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
 
@@ -106,32 +108,46 @@ def read(program: Program, scene: Scene, given: Mapping[str, Array] | None = Non
     )
 
 
-def read_batch(
-    program: Program, scenes: Scene, varies: Conjugate, given: Mapping[str, Array] | None = None
-) -> Conjugate:
+def read_batch(program: Program, scenes: Scene, varies: Conjugate) -> Conjugate:
     """Read a batch of scenes, with the scene axis last: of length one where nothing `varies`."""
     axes = jax.tree.map(lambda flag: -1 if flag else None, varies)
-    pieces = jax.vmap(lambda scene: read(program, scene, given), out_axes=axes)(scenes)
+    pieces = jax.vmap(lambda scene: read(program, scene), out_axes=axes)(scenes)
     return jax.tree.map(lambda flag, x: x if flag else x[..., None], varies, pieces)
 
 
-def what_varies(
-    program: Program, scene: Scene, given: Mapping[str, Array] | None = None
-) -> Conjugate:
-    """For each piece whether it depends on the scene at all: found out by tracing, not by trying.
+def trace_pieces(
+    program: Program,
+    shape: tuple[int, int],
+    has_types: bool,
+    look: Callable[[Conjugate], Seen],
+) -> Seen:
+    """Look at the pieces of a program as they are traced for a batch of scenes of this shape.
 
-    Templates and priors seldom do, and to repeat them for each scene of a batch costs more memory
-    traffic than all the rest.
+    What depends on the scene is abstract there, and all the rest is concrete: templates and priors
+    seldom depend on it, and to repeat them for each scene of a batch costs more memory traffic than
+    all the rest.
     """
-    varies = []
+    num_rows, _ = shape
+    types = np.zeros((1, num_rows), int) if has_types else None
+    scenes = Scene(np.zeros((1, *shape)), np.ones((1, num_rows), bool), point_type=types)
+    seen = []
 
     def trace_one(scene: Scene) -> int:
-        pieces = read(program, scene, given)
-        varies.append(jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), pieces))
+        seen.append(look(read(program, scene)))
         return 0
 
-    jax.vmap(trace_one)(scene.take(None))
-    return varies[0]
+    jax.vmap(trace_one)(scenes)
+    return seen[0]
+
+
+def what_varies(program: Program, shape: tuple[int, int], has_types: bool) -> Conjugate:
+    """For each piece whether it depends on the scene: found out by tracing, not by trying."""
+    return trace_pieces(
+        program,
+        shape,
+        has_types,
+        lambda pieces: jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), pieces),
+    )
 
 
 def check_conjugate(

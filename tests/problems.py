@@ -140,7 +140,13 @@ class Stacked(NamedTuple):
 
     def conjugate(self) -> Conjugate:
         """Read all of them, scene axis last."""
-        return read_batch(self.program, self.scenes, what_varies(self.program, self.scenes.take(0)))
+        return read_batch(
+            self.program,
+            self.scenes,
+            what_varies(
+                self.program, self.scenes.points.shape[1:], self.scenes.point_type is not None
+            ),
+        )
 
 
 def stack_problems(problems: Sequence[Problem], family: str = "permutation") -> Stacked:

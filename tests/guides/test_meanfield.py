@@ -229,7 +229,7 @@ def follow(this, scenes, projection_name, beta):
     projection = PROJECTIONS[projection_name]
     example = read(this, scenes.take(0))
     structure = starts.structure(example)
-    varies = what_varies(this, scenes.take(0))
+    varies = what_varies(this, scenes.points.shape[1:], False)
     # Never settled, so beta stays where it is.
     schedule = Schedule(beta_start=1.0, beta_max=np.inf, tolerance=0.0, max_steps=10_000)
 
@@ -337,7 +337,7 @@ def test_the_precision_factor_is_the_one_derived_by_hand():
 def test_the_part_probabilities_count_the_points_of_each_part():
     this = functools.partial(program, dirichlet=0.7, precision=10.0)
     scenes = random_scenes(4)
-    model = read_batch(this, scenes, what_varies(this, scenes.take(0)))
+    model = read_batch(this, scenes, what_varies(this, scenes.points.shape[1:], False))
     rng = np.random.default_rng(0)
     match_probs = random_match(rng, N, 4)
     found = meanfield.update_part_probs(model, jnp.asarray(match_probs))

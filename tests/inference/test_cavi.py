@@ -15,7 +15,7 @@ from models.constellation import constellation, mixture_constellation
 from models.errors import ConjugacyError, InputError
 from models.generator import sample_scenes
 from models.likelihood import MatchedParts
-from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch, typed_probs
 from models.scenes import Scene, load_scenes, make_scene
 from models.templates import shapes, stack
 from tests import oracle_inference
@@ -49,6 +49,16 @@ def assert_same_scene(first, second):
 
 
 # --- a lower bound ------------------------------------------------------------------------------
+
+
+def test_a_typed_prior_keeps_points_to_their_kind():
+    types = np.array([0, 1, 0, 1, 0])
+    typed = program_with(lambda kind, there: DoublyStochasticMatch(typed_probs(kind, there, types)))
+    points = np.random.default_rng(0).normal(size=(5, 2))
+    scene = Scene(points, np.ones(5, bool), point_type=types[[1, 0, 2, 3, 4]])
+    found = cavi.run(typed, scene, 0, restarts=2)
+    assert found.match_probs[scene.point_type[:, None] != types].max() < 1e-12
+    np.testing.assert_allclose(found.match_probs.sum(axis=0), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("projection", ["sinkhorn", "bethe"])

@@ -98,6 +98,22 @@ def test_equal_to_brute_force(solved):
     assert result.elbo is None
 
 
+def test_the_partitions_are_those_of_brute_force(solved):
+    stacked, result, wanted = solved
+    for i, problem in enumerate(stacked.problems):
+        listed = result.details["partitions"][i]
+        best = max(wanted[i].partitions.values())
+        found = oracle_inference.canonical(result.object[i])
+        assert (result.object[i] == -1).tolist() == (~problem.present).tolist()
+        assert wanted[i].partitions[found] == pytest.approx(best, abs=1e-9)
+        assert listed[0][0].tolist() == result.object[i].tolist()
+        for labels, prob in listed[:3]:
+            truth = wanted[i].partitions[oracle_inference.canonical(labels)]
+            assert prob == pytest.approx(truth, abs=1e-9)
+        ranks = sorted(wanted[i].partitions.values(), reverse=True)[: len(listed)]
+        np.testing.assert_allclose([prob for _, prob in listed][:3], ranks[:3], atol=1e-9)
+
+
 def test_relabelling_the_points_permutes_the_answer():
     rng = np.random.default_rng(3)
     problems = [make_problem(rng, DESIGNS["similarity"], 3, logits="uniform") for _ in range(10)]
@@ -147,6 +163,20 @@ def fixed_problem(points, present, parts, precision, probs):
             np.tile(np.eye(P), (K, 1, 1)),
             np.log(np.maximum(probs, 0)),
         )
+
+
+def test_typed_points_with_dummies_in_between():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(6, 5, 2))
+    present = np.ones((6, 5), bool)
+    present[:, 1] = present[3:, 4] = False
+    points[~present] = 0.0
+    kinds = np.broadcast_to(TYPES, (6, 5))
+    result = exact.run(typed_program, Scene(points, present, point_type=kinds))
+    for i in range(6):
+        probs = np.asarray(typed_probs(kinds[i], present[i], TYPES))
+        problem = fixed_problem(points[i], present[i], TYPED_PARTS, 20.0, probs)
+        assert_is(result.take(i), oracle_inference.posterior(problem), problem)
 
 
 @pytest.mark.parametrize("objects", [("triangle", "triangle"), ("triangle", "square")])
@@ -268,3 +298,23 @@ def test_the_published_scenes_without_noise_are_all_right(shared_data):
     assert (found["ari"] == 1).all()
     np.testing.assert_allclose(found["vi"], 0, atol=1e-12)
     assert (found["scene_accuracy"] == 1).all()
+
+
+def test_a_prior_of_the_rows_stays_with_its_rows():
+    """A match prior that is not uniform and a scene whose first row is a dummy."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(5, 5))
+    logits[0] = 0.0
+
+    def program(points=None, present=None):
+        with numpyro.plate("object", 2):
+            pose = numpyro.sample("pose", dist.MultivariateNormal(np.zeros(4), np.eye(4)))
+        match = numpyro.sample("match", PermutationMatch(logits))
+        likelihood = MatchedParts(match, pose, TYPED_PARTS, precision=20.0, present=present)
+        return numpyro.sample("points", likelihood, obs=points)
+
+    present = np.arange(5) > 0
+    points = np.where(present[:, None], rng.normal(size=(5, 2)), 0.0)
+    problem = fixed_problem(points, present, TYPED_PARTS, 20.0, np.exp(logits))
+    result = exact.run(program, Scene(points, present))
+    assert_is(result, oracle_inference.posterior(problem), problem)

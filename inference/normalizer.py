@@ -1,0 +1,95 @@
+"""The normaliser of the match prior: what the weights of all matches sum to.
+
+It is a constant of the scene and of no interest to the fit, but an ELBO or an evidence is not worth
+much without it. Scenes are few kinds: where the prior does not depend on the scene it is computed
+once, where it is uniform in closed form.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jaxtyping import Bool, Float
+from scipy.sparse.csgraph import connected_components
+
+from models.match import MixtureMatch
+from models.permanent import MAX_ROWS, log_permanent
+from models.reading import Program, read, what_varies
+from models.scenes import Scene
+
+
+def log_prior_normalizer(
+    program: Program, scenes: Scene, *, or_bound: bool = False
+) -> Float[np.ndarray, " scenes"]:
+    """Log of the sum of exp(sum_mn z_mn log a_mn) over all matches, for each scene.
+
+    For a prior over permutations it is log perm(A). A permanent of more than `MAX_ROWS` rows is out
+    of reach unless the prior forbids so many pairs that it falls into smaller ones. It is NaN then
+    or, with `or_bound`, replaced by an upper bound, the product of the row sums.
+    """
+    observed = Scene(**scenes.observed)
+    first = scenes.take(0)
+    example = read(program, first)
+    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
+    if what_varies(program, shape, has_types).match_logits:
+        logits = np.asarray(jax.jit(jax.vmap(lambda s: read(program, s).match_logits))(observed))
+    else:
+        logits = np.asarray(example.match_logits)[None]
+    if example.match_family is MixtureMatch:
+        values = np.asarray(logsumexp(logits, axis=-1).sum(axis=-1))
+    elif (logits == logits[:, :1, :1]).all():
+        size = logits.shape[-1]
+        values = size * logits[:, 0, 0] + math.lgamma(size + 1)
+    else:
+        present = np.broadcast_to(scenes.present, (len(logits), logits.shape[-1]))
+        known: dict[bytes, float] = {}
+        for matrix, mask in zip(logits, present, strict=True):
+            name = matrix.tobytes()
+            if name not in known:
+                known[name] = _log_permanent_by_components(matrix, mask)
+        values = np.array([known[matrix.tobytes()] for matrix in logits])
+        if or_bound:
+            row_sums = np.asarray(logsumexp(logits, axis=-1).sum(axis=-1))
+            values = np.where(np.isnan(values), row_sums, values)
+    return np.broadcast_to(values, len(scenes.points))
+
+
+def _log_permanent_by_components(
+    logits: Float[np.ndarray, "N N"], present: Bool[np.ndarray, " N"]
+) -> float:
+    """log perm of one matrix, a product over groups of points and parts that can meet.
+
+    Dummy rows that are all alike, with weight u_n for part n, take whatever parts the points
+    leave, in any order: with D of them
+
+        perm(A) = D! prod_n u_n  *  sum over injections of the points of prod a_mn / u_n,
+
+    and the sum is a product over the groups.
+    """
+    points, dummies = logits[present], logits[~present]
+    if len(dummies) and not ((dummies == dummies[0]).all() and np.isfinite(dummies[0]).all()):
+        points, dummies = logits, logits[:0]
+    unmet = dummies[0] if len(dummies) else np.zeros(logits.shape[1])
+    relative = points - unmet
+    allowed = np.isfinite(relative)
+    graph = np.block(
+        [
+            [np.zeros((len(points), len(points))), allowed],
+            [allowed.T, np.zeros((allowed.shape[1],) * 2)],
+        ]
+    )
+    count, label = connected_components(graph, directed=False)
+    log_sum = math.lgamma(len(dummies) + 1) + float(unmet.sum())
+    for group in range(count):
+        rows, columns = (np.flatnonzero(x == group) for x in np.split(label, [len(points)]))
+        if not len(rows):
+            log_sum += 0.0 if len(dummies) else -math.inf  # a part that no point can meet
+        elif len(rows) > len(columns):
+            return -math.inf
+        elif len(rows) > MAX_ROWS:
+            return math.nan
+        else:
+            log_sum += float(log_permanent(jnp.asarray(relative[np.ix_(rows, columns)])))
+    return log_sum
