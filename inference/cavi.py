@@ -54,6 +54,7 @@ def run(
     start: Literal["poses", "uniform"] = "poses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax", "two_sweeps"] = "auto",
     schedule: Schedule = _DEFAULT,
+    restart_sparse: bool = True,
     history: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
@@ -63,11 +64,12 @@ def run(
         program: a NumPyro program with a Normal pose prior, one of the three match priors, and
             `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
         key: seed or JAX key. A scene's result depends on it and on the scene's place in the batch.
-        restarts: runs for each scene. A run that ends in a sparse solution, an object that surely
-            has a point but not two, is started anew, at most as often again.
+        restarts: runs for each scene.
         start: "poses" that tuples of points suggest, or the paper's "uniform" random R.
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
+        restart_sparse: start a run anew, at most as often again, that ends in a sparse solution: an
+            object that surely has a point but not two. Other runs then go before sparse ones.
         history: keep the ELBO's terms, beta, R and poses of each step of the best run.
         progress: called with (runs finished, runs in all) now and then.
     """
@@ -90,7 +92,7 @@ def run(
     shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
     engine = make_engine(program, projection, start, schedule, shape, has_types)
     base_key = jax.random.key(key) if isinstance(key, int) else key
-    best = best_of_restarts(engine, scenes, base_key, restarts, progress)
+    best = best_of_restarts(engine, scenes, base_key, restarts, restart_sparse, progress)
     constant = np.full(len(scenes.points), PROJECTIONS[projection].log_bound(shape[0]))
     if example.part_prior is None:  # unknown part probabilities are normalised as they stand
         constant -= log_prior_normalizer(program, scenes, or_bound=True)

@@ -1,15 +1,15 @@
 """The methods by name, on the constellations program: what the command line offers.
 
-Each takes the program itself. A new method is one line in `METHODS`.
+Each takes the program itself. A new method is one line in `METHODS`, a new prior one in `PRIORS`.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from inference import cavi, exact
+from inference import cavi, exact, ransac
 from inference.result import Result
-from models.constellation import PARTS, constellation
+from models.constellation import PARTS, constellation, published_mixture
 from models.errors import InputError
 from models.reading import Program
 from models.scenes import Scene, check_scene
@@ -23,29 +23,74 @@ Progress = Callable[[int, int], None]
 class Method(NamedTuple):
     """How a method is run, and on which variant of the program."""
 
-    run: Callable[[Program, Scene, int, Progress | None], Result]
+    run: Callable[..., Result]
+    """Of the program, the scene, the seed, whom to tell the progress, and options by name."""
     match_prior: MatchPrior
+    options: frozenset[str] = frozenset()
+    """Names of the options that it takes."""
 
 
 def _coordinate_ascent(
-    program: Program, scene: Scene, seed: int, progress: Progress | None
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
 ) -> Result:
-    return cavi.run(program, scene, seed, progress=progress)
+    return cavi.run(program, scene, seed, progress=progress, **options)
+
+
+def _ransac(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    return ransac.run(program, scene, seed, progress=progress, **options)
 
 
 def _exact(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
     return exact.run(program, scene, progress=progress)
 
 
+_ASCENT = frozenset({"restarts", "start", "projection", "schedule", "restart_sparse"})
+_RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover"})
+
 METHODS: dict[str, Method] = {
-    "ds": Method(_coordinate_ascent, "doubly_stochastic"),
-    "gmm": Method(_coordinate_ascent, "mixture"),
+    "ds": Method(_coordinate_ascent, "doubly_stochastic", _ASCENT),
+    "gmm": Method(_coordinate_ascent, "mixture", _ASCENT),
+    "ransac": Method(_ransac, "doubly_stochastic", _RANSAC),
     "exact": Method(_exact, "doubly_stochastic"),
 }
 
+PRIORS: dict[str, Callable[..., Any]] = {"uniform": constellation}
+"""The program of each prior over matches; it takes `match_prior`, `parts` and `precision`."""
+
+
+class Preset(NamedTuple):
+    """Options of a method, and the program where it is not the one of the prior."""
+
+    options: dict[str, Any]
+    program: Callable[..., Any] | None = None
+
+
+_PAPER: dict[str, Any] = {"start": "uniform", "restarts": 5}
+
+PRESETS: dict[str, dict[str, Preset]] = {
+    "default": {},
+    "paper": {
+        "ds": Preset(_PAPER),
+        "gmm": Preset(_PAPER),
+        "ransac": Preset(ransac.PUBLISHED),
+    },
+    "published": {
+        "ds": Preset(cavi.PUBLISHED_DS),
+        "gmm": Preset(cavi.PUBLISHED_GMM, published_mixture),
+        "ransac": Preset(ransac.PUBLISHED),
+    },
+}
+"""Settings by name: ours, those of the paper's text, and those of the code published with it."""
+
 
 def program_of(
-    method: str, objects: Sequence[str] | None = None, precision: float | None = None
+    method: str,
+    objects: Sequence[str] | None = None,
+    precision: float | None = None,
+    prior: str = "uniform",
+    preset: str = "default",
 ) -> Program:
     """The constellations program as a method runs it.
 
@@ -53,12 +98,17 @@ def program_of(
         method: a name in `METHODS`.
         objects: shapes to make the templates of; by default the program's own templates.
         precision: of the noise; by default the program's own.
+        prior: a name in `PRIORS`.
+        preset: a name in `PRESETS`.
     """
-    if method not in METHODS:
-        raise InputError(f"there is no method {method!r}; choose from {', '.join(METHODS)}")
-    return _program(
-        METHODS[method].match_prior, None if objects is None else tuple(objects), precision
-    )
+    for value, what, known in (
+        (method, "method", METHODS),
+        (prior, "prior", PRIORS),
+        (preset, "preset", PRESETS),
+    ):
+        if value not in known:
+            raise InputError(f"there is no {what} {value!r}; choose from {', '.join(known)}")
+    return _program(method, None if objects is None else tuple(objects), precision, prior, preset)
 
 
 @functools.cache
@@ -74,22 +124,42 @@ def infer(
     *,
     objects: Sequence[str] | None = None,
     precision: float | None = None,
+    prior: str = "uniform",
+    preset: str = "default",
     progress: Progress | None = None,
+    **options: Any,
 ) -> Result:
-    """Run a method by its name on one scene or a batch; the other arguments as in `program_of`."""
+    """Run a method by its name on one scene or a batch.
+
+    The first arguments are as in `program_of`; `options` are those of the method, such as
+    `restarts`, and go before what the preset says.
+    """
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
-    program = program_of(method, objects, precision)
+    program = program_of(method, objects, precision, prior, preset)
+    if unknown := set(options) - METHODS[method].options:
+        raise InputError(
+            f"the method {method} has no option {min(unknown)!r}; leave it out, or choose a method "
+            "that has it"
+        )
     parts = templates(None if objects is None else tuple(objects))
     scene = check_scene(scene, parts.num_parts, parts.num_features)
-    return METHODS[method].run(program, scene, seed, progress)
+    given = PRESETS[preset].get(method, Preset({})).options | options
+    return METHODS[method].run(program, scene, seed, progress, **given)
 
 
 @functools.lru_cache(maxsize=32)  # a method compiles once for each program, told apart by identity
 def _program(
-    match_prior: MatchPrior, objects: tuple[str, ...] | None, precision: float | None
+    method: str,
+    objects: tuple[str, ...] | None,
+    precision: float | None,
+    prior: str,
+    preset: str,
 ) -> Program:
-    given: dict[str, Any] = {"match_prior": match_prior, "parts": templates(objects)}
+    own = PRESETS[preset].get(method, Preset({})).program
+    given: dict[str, Any] = {"parts": templates(objects)}
+    if own is None:
+        given["match_prior"] = METHODS[method].match_prior
     if precision is not None:
         given["precision"] = precision
-    return functools.partial(constellation, **given)
+    return functools.partial(own or PRIORS[prior], **given)

@@ -124,6 +124,7 @@ def best_of_restarts(
     scenes: Scene,
     base_key: Array,
     restarts: int,
+    restart_sparse: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Best:
     """Work off all runs through one pool of slots and keep the best of each scene."""
@@ -151,8 +152,10 @@ def best_of_restarts(
         pool = engine.advance(pool)
         done = np.flatnonzero(np.asarray(pool.state.done) & (slots[:, 0] >= 0))
         if len(done):
-            sparse = _keep_best(best, pool.state, done, slots[done], scenes, engine.structure)
-            queue.start_anew(slots[done][sparse])
+            finished = (pool.state, done, slots[done], scenes, engine.structure)
+            sparse = _keep_best(best, *finished, avoid_sparse=restart_sparse)
+            if restart_sparse:
+                queue.start_anew(slots[done][sparse])
             slots[done] = -1
             if progress is not None:
                 running = int((slots[:, 0] >= 0).sum())
@@ -237,10 +240,11 @@ def _keep_best(
     jobs: Int[np.ndarray, "done 2"],
     scenes: Scene,
     structure: Structure,
+    avoid_sparse: bool,
 ) -> Bool[np.ndarray, " done"]:
     """Compare finished runs with the best of their scenes; says which ended in a sparse solution.
 
-    Chosen by the ELBO alone, among runs that are not sparse if there are any.
+    Chosen by the ELBO alone, where sparse runs are to be avoided among the others if there are any.
     """
     match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
     elbo = np.asarray(state.terms.elbo)[slots]
@@ -250,7 +254,8 @@ def _keep_best(
     converged, steps = np.asarray(state.converged)[slots], np.asarray(state.steps)[slots]
     for i in np.lexsort((jobs[:, 1],)):
         s = jobs[i, 0]
-        better = (not sparse[i], elbo[i]) > (not best.sparse[s], best.elbo[s])
+        rank, best_rank = (not sparse[i], elbo[i]), (not best.sparse[s], best.elbo[s])
+        better = rank > best_rank if avoid_sparse else elbo[i] > best.elbo[s]
         if better:
             best.match_probs[s], best.pose_mean[s] = match_probs[i], mean[i]
             best.pose_covariance[s], best.elbo[s] = covariance[i], elbo[i]

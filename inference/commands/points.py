@@ -1,0 +1,78 @@
+"""Reading one scene from whatever holds points: an npz scene file, a CSV or a JSON file."""
+
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inference.commands.shared import stored_scene
+
+if TYPE_CHECKING:
+    from models.scenes import Scene
+
+
+def read_scene(path: Path, index: int, num_parts: int) -> "Scene":
+    """A single scene, padded to the parts of the program.
+
+    A CSV file has a point on each line, after a heading if it likes. A JSON file is a list of
+    points, or an object with such a list under "points".
+    """
+    from models.scenes import make_scene
+
+    readers = {".csv": _from_csv, ".json": _from_json}
+    if path.suffix.lower() not in readers:
+        return stored_scene(path, index)
+    return make_scene(_numbers(path, readers[path.suffix.lower()](path)), num_parts)
+
+
+def _from_csv(path: Path) -> Any:
+    rows = [row for row in csv.reader(_text(path).splitlines()) if any(map(str.strip, row))]
+    if rows and not all(map(_is_number, rows[0])):
+        rows = rows[1:]
+    return rows
+
+
+def _from_json(path: Path) -> Any:
+    from models.errors import InputError
+
+    try:
+        content = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path} is not JSON ({error}); give a list of points, as in [[0.1, 0.2], [0.3, 0.4]]"
+        ) from error
+    return content.get("points") if isinstance(content, dict) else content
+
+
+def _text(path: Path) -> str:
+    from models.errors import InputError
+
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} ({error}); give a file of points") from error
+
+
+def _numbers(path: Path, rows: Any) -> Any:
+    import numpy as np
+
+    from models.errors import InputError
+
+    try:
+        array = np.array(rows, float)
+        if array.ndim != 2 or not array.size:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{path} does not hold points, wanted the same number of coordinates for each of them; "
+            "give a CSV with a line `x,y` for each point, or JSON as [[x, y], ...]"
+        ) from None
+    return array
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

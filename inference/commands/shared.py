@@ -1,0 +1,69 @@
+"""What several commands share. Heavy imports wait until a command runs."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.scenes import Scene
+
+PICTURE_FORMATS = (".png", ".pdf", ".svg")
+PAPER_SHAPES = "square,triangle,square"
+
+
+def shape_names(shapes: str) -> list[str]:
+    from models.errors import InputError
+    from models.templates import SHAPES
+
+    names = [name.strip() for name in shapes.split(",")]
+    if unknown := [name for name in names if name not in SHAPES]:
+        raise InputError(
+            f"there is no shape {unknown[0]!r}; give some of {', '.join(SHAPES)}, with commas "
+            f"between them, as in {PAPER_SHAPES}"
+        )
+    return names
+
+
+def stored_scene(path: Path, index: int) -> "Scene":
+    from models.errors import InputError
+    from models.scenes import load_scenes
+
+    stored = load_scenes(path)
+    count = len(stored.points)
+    if not 0 <= index < count:
+        raise InputError(
+            f"{path} has {count} scenes with points, so there is no scene {index}; give an index "
+            f"from 0 to {count - 1}"
+        )
+    return stored.take(index)
+
+
+def show_seconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def keep_compiled_code() -> None:
+    """Switch on JAX's persistent compilation cache, unless there is one or none can be written."""
+    import jax
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(base).expanduser() / "generative-capsules" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def check_picture_format(path: Path) -> None:
+    from models.errors import InputError
+
+    if path.suffix.lower() not in PICTURE_FORMATS:
+        raise InputError(
+            f"the picture {path} should end in {', '.join(PICTURE_FORMATS)}, which says its "
+            f"format, but ends in {path.suffix!r}; try demo.png"
+        )

@@ -1,0 +1,84 @@
+"""What a result says in words: which point is which part, and where each object is."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+
+from inference.result import Result
+from models.reading import Program, read
+
+
+class Similarity(NamedTuple):
+    """Where an object is, and the standard deviation of each number."""
+
+    translation: Float[np.ndarray, " 2"]
+    scale: float
+    angle: float
+    """In radians, clockwise when the y axis points up (see `models.geometry`)."""
+    translation_sd: Float[np.ndarray, " 2"]
+    scale_sd: float
+    angle_sd: float
+
+
+def most_probable_match(result: Result) -> Int[np.ndarray, " N"]:
+    """The part of each row of a single scene, -1 for dummy rows and points without an object."""
+    present = np.asarray(result.scene.present)
+    if "best_match" in result.details:
+        match = np.asarray(result.details["best_match"])
+    elif np.allclose(result.match_probs.sum(axis=0), 1.0, atol=1e-3):
+        log_probs = np.log(np.maximum(result.match_probs, 1e-300))
+        match = linear_sum_assignment(log_probs, maximize=True)[1]
+    else:  # a mixture, in which points may share a part
+        match = result.match_probs.argmax(axis=1)
+    return np.where(result.details.get("explained", present), match, -1)
+
+
+def poses_given_match(
+    program: Program, result: Result, match: Int[np.ndarray, " N"]
+) -> tuple[Float[np.ndarray, "K p"], Float[np.ndarray, "K p p"]]:
+    """Mean and covariance of the pose of each object where the match is known.
+
+    Methods that average over matches average over the turns of a square, too, and their mean pose
+    has no size; given the match it is the Normal of eqs. Lambda_k and mu_k.
+    """
+    model = read(program, result.scene)
+    owner, F, offset = (np.asarray(x) for x in (result.owner, model.parts.F, model.parts.offset))
+    weight = np.asarray(model.parts.feature_mask) / np.asarray(model.parts.variance)
+    seen, points = np.asarray(model.seen), np.asarray(model.points)
+    means, covariances = [], []
+    for k in range(model.num_objects):
+        rows = np.flatnonzero((match >= 0) & (owner[match] == k))
+        parts = match[rows]
+        prior = np.linalg.inv(np.asarray(model.pose_covariance[k]))
+        certain = weight[parts] * seen[rows]
+        precision = prior + np.einsum("ndp,nd,ndq->pq", F[parts], certain, F[parts])
+        votes = np.einsum("ndp,nd,nd->p", F[parts], certain, points[rows] - offset[parts])
+        covariance = np.linalg.inv(precision)
+        means.append(covariance @ (prior @ np.asarray(model.pose_mean[k]) + votes))
+        covariances.append(covariance)
+    return np.stack(means), np.stack(covariances)
+
+
+def similarity_of(
+    mean: Float[np.ndarray, " 4"], covariance: Float[np.ndarray, "4 4"]
+) -> Similarity:
+    """Translation, scale and angle of a pose (t_x, t_y, s cos a, s sin a).
+
+    The standard deviations are those of the linearised map (the delta method).
+    """
+    cosine, sine = mean[2:]
+    scale = float(np.hypot(cosine, sine))
+    sd = np.sqrt(np.diag(covariance))
+    along = np.array([cosine, sine]) / max(scale, 1e-300)
+    across = np.array([-sine, cosine]) / max(scale, 1e-300) ** 2
+    block = covariance[2:, 2:]
+    return Similarity(
+        translation=mean[:2],
+        scale=scale,
+        angle=float(np.arctan2(sine, cosine)),
+        translation_sd=sd[:2],
+        scale_sd=float(np.sqrt(along @ block @ along)),
+        angle_sd=float(np.sqrt(across @ block @ across)),
+    )
