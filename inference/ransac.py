@@ -166,7 +166,7 @@ def _solver(
 
 
 def make_plan(example: Conjugate, varies: Conjugate, bases: str) -> Plan:
-    """Read the kinds of templates and their bases off the pieces that are the same for all scenes."""
+    """Read the kinds of templates and their bases off the pieces of a program."""
     structure = starts.structure(example)
     num_objects = len(structure.members)
     fixed = not any(jax.tree.leaves((varies.parts, varies.pose_mean, varies.pose_covariance)))

@@ -23,10 +23,13 @@ def render(
 ) -> tuple[Float[np.ndarray, "224 224"], Float[np.ndarray, "224 224"]]:
     """Draw upright faces at their poses, a later one over the others, on black.
 
+    A face smaller than a pixel is left out.
     Returns the scene and how much of each pixel is covered by faces.
     """
     scene, cover = np.zeros((2, CANVAS, CANVAS))
     for image, pose in zip(images, poses, strict=True):
+        if np.hypot(*pose[2:]) * CANVAS < 1:
+            continue
         alpha = _moved(mask.astype(float), pose)
         scene = scene * (1 - alpha) + _moved(image * mask, pose)
         cover = cover * (1 - alpha) + alpha
