@@ -133,9 +133,9 @@ def appearance_rmse(
     for t, own in enumerate(factors.slices):
         size = factors.part_dims[t]
         seen = scene.present & (scene.point_type == t)
-        residual = scene.points[..., GEOMETRIC : GEOMETRIC + size] - predicted[
-            rows, scene.object, own
-        ]
+        residual = (
+            scene.points[..., GEOMETRIC : GEOMETRIC + size] - predicted[rows, scene.object, own]
+        )
         squares += np.sum(residual**2 * seen[..., None], axis=(1, 2))
         count += size * seen.sum(axis=1)
     return np.sqrt(squares / count)

@@ -52,7 +52,7 @@ def sample_face_scenes(
     Faces are scaled to at most a half, and the smaller the more there are; turned by any angle; and
     placed one after another so that they are inside the canvas and do not overlap. Occluded scenes
     drop both conditions: parts behind another face or beyond the edge are missing, at least one in
-    each scene, while every face keeps two or more.
+    each scene, while every face keeps three or more.
 
     Args:
         tables: the scores of every part image (`Appearance.tables`).
@@ -199,7 +199,7 @@ def _overlapping(
     """Faces anywhere, a later one in front, and which of their parts can be seen."""
     for poses in _proposals(rng, num_faces):
         seen = visible_parts(poses, shape)
-        if not seen.all() and (seen.sum(axis=1) >= 2).all():
+        if not seen.all() and (seen.sum(axis=1) >= 3).all():
             return poses, seen
     raise AssertionError("proposals never end")
 
