@@ -174,4 +174,5 @@ def _read(path: Path) -> Float[np.ndarray, "224 224"]:
 
 
 def _write(path: Path, image: Float[np.ndarray, "224 224"]) -> None:
-    imsave(path, image, cmap="gray", vmin=0.0, vmax=1.0)
+    levels = np.round(255 * image).astype(np.uint8)
+    imsave(path, np.repeat(levels[..., None], 3, axis=-1))
