@@ -42,7 +42,7 @@ def plot_faces(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> Fi
         for name in ("vi", "ransac", "refit")
     }
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(10.4, 3.0), layout="constrained")
+        figure = Figure(figsize=(10.4, 3.5), layout="constrained")
         axes = figure.subplots(1, 1 + len(drawn))
         _show(axes[0], wanted, f"scene: {int(scenes.scene.present[0].sum())} parts seen")
         for ax, (name, image) in zip(axes[1:], drawn.items(), strict=True):

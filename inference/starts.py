@@ -72,7 +72,7 @@ def poses(
     the one that the run goes on with.
     """
     num_objects, most = structure.members.shape
-    beta_key, basis_key, key = jax.random.split(key, 3)
+    beta_key, basis_key, rest_key, key = jax.random.split(key, 4)
     lowest = jnp.log(beta_start / beta_max)
     beta = beta_max * jnp.exp(lowest * jax.random.uniform(beta_key) ** 2)
     sharp = _at_beta(model, beta)
@@ -105,10 +105,14 @@ def poses(
         new = (free & ~claimed, left.at[k].set(False), placed.at[k].set(chosen))
         return jax.tree.map(lambda old, new: jnp.where(none, old, new), state, new), None
 
+    shape = (num_objects, len(model.points), most)
     start = (
         model.seen.any(axis=1),
         jnp.ones(num_objects, bool),
-        jnp.full((num_objects, len(model.points), most), 0.5 * _FLOOR, jnp.float32),
+        # Objects that are not placed start at random: alike, identical ones would stay alike.
+        (0.5 * _FLOOR + jnp.log(jax.random.uniform(rest_key, shape, minval=1e-6))).astype(
+            jnp.float32
+        ),
     )
     (_, _, placed), _ = jax.lax.scan(place, start, jax.random.split(key, num_objects))
     weights = jnp.zeros(model.match_logits.shape)
