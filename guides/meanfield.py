@@ -16,7 +16,7 @@ import numpy as np
 from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float, Int
 
-from models.linalg import inverse_and_log_det, total
+from models.linalg import inverse_and_log_det, loop_total, total
 from models.reading import Conjugate
 
 
@@ -77,8 +77,10 @@ def update_pose(
     weight = precision.mean * _inverse_variance(model)
     seen = model.seen.astype(float)
     # How much of each feature of each part was met, and the sum of what met it.
-    mass = total(match_probs[:, :, None] * seen[:, None], axis=0)
-    met = total(match_probs[:, :, None] * (seen * model.points)[:, None], axis=0)
+    shared = match_probs[:, :, None]
+    mass, met = loop_total(
+        lambda m: (shared[m] * seen[m], shared[m] * (seen[m] * model.points[m])), len(seen)
+    )
     votes = total(weight * (met - mass * offset) * F, axis=2)
     certainty = total(weight * mass * F[:, None] * F[None], axis=3)
 
@@ -104,11 +106,12 @@ def expected_energy(
     pushed = total(F[:, None] * pose.covariance[:, :, owner, None], axis=0)
     spread = total(pushed * F, axis=0)
     weight = _inverse_variance(model)
-    energy: Any = 0.0
-    for j in range(mean.shape[1]):
+
+    def of_feature(j: int) -> Float[Array, "N N *scenes"]:
         residual = model.points[:, None, j] - mean[None, :, j]
-        energy = energy + model.seen[:, None, j] * weight[:, j] * (residual**2 + spread[:, j])
-    return energy
+        return model.seen[:, None, j] * weight[:, j] * (residual**2 + spread[:, j])
+
+    return loop_total(of_feature, mean.shape[1])
 
 
 def expected_log_likelihood(

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from inference.commands import faces
 from inference.commands.demo import demo
 from inference.commands.evaluate import evaluate
 from inference.commands.infer import infer
@@ -77,6 +78,7 @@ def capsules() -> None:
 
 for command in (demo, sample, infer, evaluate, reproduce):
     app.command()(command)
+app.add_typer(faces.app, name="faces")
 
 
 def main() -> None:

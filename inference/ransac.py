@@ -35,9 +35,16 @@ from inference.result import Result, partition
 from inference.starts import Structure
 from models import AnyArray
 from models.errors import InputError
-from models.reading import Conjugate, Program, check_conjugate, check_program, read, what_varies
-from models.scenes import Scene, check_scene
-from models.templates import template_kinds
+from models.reading import (
+    Conjugate,
+    Program,
+    check_conjugate,
+    check_program,
+    read,
+    templates_alike,
+    trace_pieces,
+)
+from models.scenes import Layout, Scene, check_scene
 
 _CHUNK = 64  # scenes at a time
 
@@ -115,9 +122,14 @@ def run(
     scenes = check_scene(scene).batch()
     check_program(program, scenes.take(0))
     check_conjugate(program, scenes.take(0))
+    seen = np.asarray(read(program, scenes.take(0)).seen)
+    if not (seen == seen[:, :1]).all():
+        raise InputError(
+            "ransac wants points that are seen whole or not at all, but some features of a point "
+            "are missing; use the method ds"
+        )
     settings = Settings(bases, float(tolerance), refit, cost, cover, features)
-    shape, has_types = scenes.points.shape[1:], scenes.point_type is not None
-    solve, owner = _solver(program, settings, shape, has_types)
+    solve, owner = _solver(program, settings, scenes.layout)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     count = len(scenes.points)
     keys = jax.vmap(lambda i: jax.random.fold_in(base_key, i))(jnp.arange(count))
@@ -137,14 +149,10 @@ def run(
 
 @functools.lru_cache(maxsize=32)
 def _solver(
-    program: Program, settings: Settings, shape: tuple[int, int], has_types: bool
+    program: Program, settings: Settings, layout: Layout
 ) -> tuple[Callable[[Scene, Array], Found], Int[np.ndarray, " N"]]:
     """Compiled once for each program and choice of settings."""
-    rows = shape[0]
-    types = np.zeros(rows, int) if has_types else None
-    blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
-    example = read(program, blank)
-    plan = make_plan(example, what_varies(program, blank), settings.bases)
+    plan = trace_pieces(program, layout, lambda pieces: make_plan(pieces, settings.bases))
 
     def explain_one(scene: Scene, key: Array) -> Found:
         return explain(key, read(program, scene), plan, settings)
@@ -152,21 +160,10 @@ def _solver(
     return jax.jit(jax.vmap(explain_one)), plan.structure.owner
 
 
-def make_plan(example: Conjugate, varies: Conjugate, bases: str) -> Plan:
-    """Read the kinds of templates and their bases off one scene's concrete pieces."""
-    seen = np.asarray(example.seen)
-    if not (seen == seen[:, :1]).all():
-        raise InputError(
-            "ransac wants points that are seen whole or not at all, but some features of a point "
-            "are missing; use the method ds"
-        )
+def make_plan(example: Conjugate, bases: str) -> Plan:
+    """Read the kinds of templates and their bases off the pieces of a program."""
     structure = starts.structure(example)
-    num_objects = len(structure.members)
-    fixed = not any(jax.tree.leaves((varies.parts, varies.pose_mean, varies.pose_covariance)))
-    alike = template_kinds(example.parts) if fixed else np.arange(num_objects)
-    priors = [np.asarray(x) for x in (example.pose_mean, example.pose_covariance)]
-    if not all(np.array_equal(x, x[alike]) for x in priors):
-        alike = np.arange(num_objects)
+    alike = templates_alike(example)
     first, kind = np.unique(alike, return_inverse=True)
     sizes = structure.valid[first].sum(axis=1)
     listed = [list(itertools.combinations(range(size), structure.basis_size)) for size in sizes]

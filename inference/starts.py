@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from models.linalg import inverse_and_log_det, largest, total
+from models.linalg import inverse_and_log_det, largest, loop_total, total
 from models.reading import Conjugate
 
 MAX_HYPOTHESES = 512
@@ -71,7 +71,7 @@ def poses(
     the one that the run goes on with.
     """
     num_objects, most = structure.members.shape
-    beta_key, basis_key, key = jax.random.split(key, 3)
+    beta_key, basis_key, rest_key, key = jax.random.split(key, 4)
     lowest = jnp.log(beta_start / beta_max)
     beta = beta_max * jnp.exp(lowest * jax.random.uniform(beta_key) ** 2)
     sharp = _at_beta(model, beta)
@@ -104,10 +104,14 @@ def poses(
         new = (free & ~claimed, left.at[k].set(False), placed.at[k].set(chosen))
         return jax.tree.map(lambda old, new: jnp.where(none, old, new), state, new), None
 
+    shape = (num_objects, len(model.points), most)
     start = (
         model.seen.any(axis=1),
         jnp.ones(num_objects, bool),
-        jnp.full((num_objects, len(model.points), most), 0.5 * _FLOOR, jnp.float32),
+        # Objects that are not placed start at random: alike, identical ones would stay alike.
+        (0.5 * _FLOOR + jnp.log(jax.random.uniform(rest_key, shape, minval=1e-6))).astype(
+            jnp.float32
+        ),
     )
     (_, _, placed), _ = jax.lax.scan(place, start, jax.random.split(key, num_objects))
     weights = jnp.zeros(model.match_logits.shape)
@@ -122,7 +126,10 @@ def _closeness(
 ) -> Float[Array, "N most H"]:
     """How close each point is to each part of object k, under the pose that each tuple fixes.
 
-    In nats, from `_FLOOR` for a point that sits on the part down to zero.
+    In nats, from `_FLOOR` for a point that sits on the part down to zero. Distances are in units of
+    the noise and of what the tuple leaves open: a nose says where the eyes are, but little of what
+    they look like. Of a part with d features the energy is most probably d - 2, and only what is
+    beyond that speaks against it.
     """
     members, valid = structure.members[k], structure.valid[k]
     basis = jax.random.permutation(key, np.flatnonzero(valid))[: structure.basis_size]
@@ -136,10 +143,21 @@ def _closeness(
     votes = jnp.einsum("bdp,bd,hbd->ph", F, w, model.points[tuples] - parts.offset[basis])
     pose = covariance @ (votes + (prior_precision @ model.pose_mean[k])[:, None])  # eq. mu_k
     predicted = jnp.einsum("ndp,ph->ndh", parts.F, pose) + parts.offset[..., None]
-    energy: Any = 0.0
-    for j in range(predicted.shape[1]):
+    # Where the tuple fixes the pose, judge by the noise alone; where it hardly tells more than the
+    # prior does, by the uncertainty that is left.
+    before, after = (
+        jnp.einsum("ndp,pq,ndq->nd", parts.F, c, parts.F)
+        for c in (model.pose_covariance[k], covariance)
+    )
+    left_open = after**2 / jnp.where(before > 0, before, 1.0)
+    weight = parts.feature_mask / (parts.variance + left_open)
+
+    def of_feature(j: Any) -> Float[Array, "N most H"]:
         residual = model.points[:, None, j, None] - predicted[:, j]
-        energy = energy + weight[:, j, None] * model.seen[:, None, j, None] * residual**2
+        return model.seen[:, None, j, None] * (weight[:, j, None] * residual**2)
+
+    usual = jnp.maximum((model.seen[:, None] & parts.feature_mask).sum(axis=2) - 2, 0)
+    energy = jnp.maximum(loop_total(of_feature, predicted.shape[1]) - usual[..., None], 0.0)
     allowed = valid & model.seen.any(axis=1)[:, None] & jnp.isfinite(model.match_logits[:, members])
     closeness = jnp.where(allowed[..., None], jnp.maximum(_FLOOR - 0.5 * energy, 0.0), 0.0)
     return closeness.astype(jnp.float32)  # seven digits of ten nats, at half the traffic

@@ -9,6 +9,7 @@ up, so no pivoting is needed.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,17 @@ def largest(values: Float[Array, "*shape"], axis: int) -> Float[Array, "*rest"]:
     return _reduce(jnp.maximum, jnp.max, values, axis)
 
 
+def loop_total(term: Callable[[Any], Any], count: int) -> Any:
+    """The sum of term(0), term(1), ..., arrays or tuples of them, one after another in a loop.
+
+    For sums that others are made of, or that are made of others: XLA fuses slices that are added,
+    and then computes a sum again for each use of it. What a loop takes and gives is computed once.
+    """
+    return jax.lax.fori_loop(
+        1, count, lambda i, sums: jax.tree.map(jnp.add, sums, term(i)), term(0)
+    )
+
+
 def _reduce(
     pairwise: Callable[[Array, Array], Array],
     whole: Callable[..., Array],
@@ -47,18 +59,23 @@ def _reduce(
 def inverse_and_log_det(
     matrix: Float[Array, "n n *batch"],
 ) -> tuple[Float[Array, "n n *batch"], Float[Array, "*batch"]]:
-    """Inverse and log determinant of a positive definite matrix, by Gauss-Jordan sweeps."""
-    size = matrix.shape[0]
-    log_det = jnp.zeros(matrix.shape[2:])
-    for i in range(size):
-        pivot = matrix[i, i]
-        log_det = log_det + jnp.log(pivot)
-        here = (jnp.arange(size) == i).reshape(-1, *(1,) * (matrix.ndim - 2))
-        row = jnp.where(here, 1.0, matrix[i]) / pivot
-        column = matrix[:, i]
-        cleared = jnp.where(here[None], 0.0, matrix) - column[:, None] * row[None]
-        matrix = jnp.where(here[:, None], row[None], cleared)
-    return matrix, log_det
+    """Inverse and log determinant of a positive definite matrix, by Gauss-Jordan sweeps.
+
+    A loop and not unrolled: XLA would fuse the sweeps and compute what goes in over and over.
+    """
+    numbers = jnp.arange(len(matrix)).reshape(-1, *(1,) * (matrix.ndim - 2))
+
+    def sweep(
+        i: int, state: tuple[Float[Array, "n n *batch"], Float[Array, "*batch"]]
+    ) -> tuple[Float[Array, "n n *batch"], Float[Array, "*batch"]]:
+        matrix, log_det = state
+        here = numbers == i
+        row = jnp.where(here, 1.0, matrix[i]) / matrix[i, i]
+        cleared = jnp.where(here[None], 0.0, matrix) - matrix[:, i][:, None] * row[None]
+        return jnp.where(here[:, None], row[None], cleared), log_det + jnp.log(matrix[i, i])
+
+    start = (jnp.asarray(matrix, float), jnp.zeros(matrix.shape[2:]))
+    return jax.lax.fori_loop(0, len(matrix), sweep, start)
 
 
 def cholesky(matrix: Float[Array, "n n *batch"]) -> Float[Array, "n n *batch"]:

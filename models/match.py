@@ -267,7 +267,8 @@ def typed_probs(
     parts_of_type = (part_type[:, None] == part_type).sum(axis=0)
     points = same / parts_of_type
     num_dummies = jnp.maximum((~present).sum(), 1)
-    dummy = (1.0 - points.sum(axis=0)) / num_dummies
+    # Counted in whole numbers: nothing is left of a full column, not even a rounding error.
+    dummy = (parts_of_type - same.sum(axis=0)) / (parts_of_type * num_dummies)
     return jnp.where(present[:, None], points, dummy)
 
 

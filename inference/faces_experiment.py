@@ -1,0 +1,236 @@
+"""The faces experiment: scenes of drawn faces, explained by coordinate ascent and by RANSAC.
+
+A cell is a number of faces, apart from each other or occluded. It is worked off in blocks of scenes
+that are written to files as they are done, so an experiment that was killed goes on where it
+stopped and ends in the same numbers.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from inference import cavi, ransac
+from inference.metrics import same_partition
+from inference.result import Result
+from models.appearance import Appearance, fit_appearance, split_faces
+from models.face_artist import draw_images
+from models.face_images import FaceImages, load_images
+from models.face_scenes import FaceScenes, sample_face_scenes
+from models.faces import GEOMETRIC, faces_program
+from models.reading import Program
+from models.rendering import render, render_poses, scene_rmse
+from models.scenes import whole_file
+
+BLOCK = 50
+"""Scenes that are worked off, and written to a file, at a time."""
+
+RESTARTS = 4
+"""Of coordinate ascent on a scene; the paper has 5."""
+
+VERSION = 1
+"""To be raised where a change of the code makes stored numbers stale."""
+
+METHODS = {
+    "vi": "VI",
+    "ransac": "RANSAC, one part",
+    "draw": "RANSAC, one part, a draw",
+    "refit": "RANSAC, refitted",
+}
+"""What is compared: the appearance of a face from all its parts by VI; from the posterior of a
+single part, its mean or a draw; and from all parts that RANSAC matched."""
+
+
+@dataclass(frozen=True, eq=False)
+class FaceStudy:
+    """Part images, the appearance model fitted to them, and the faces that scenes are made of."""
+
+    images: FaceImages
+    appearance: Appearance
+    faces: Int[np.ndarray, "test 6"]
+    programs: dict[int, Program] = field(default_factory=dict)
+
+    def program(self, num_faces: int) -> Program:
+        """One program for each number of faces, always the same: methods compile once for each."""
+        if num_faces not in self.programs:
+            self.programs[num_faces] = faces_program(
+                self.appearance.factors, self.images.centres, num_faces
+            )
+        return self.programs[num_faces]
+
+    def scenes(
+        self, num_scenes: int, num_faces: int, seed: int = 0, occluded: bool = False
+    ) -> FaceScenes:
+        tables = self.appearance.tables(self.images)
+        return sample_face_scenes(
+            self.images, tables, self.faces, num_scenes, num_faces, seed, occluded=occluded
+        )
+
+
+def open_study(folder: Path | None = None, seed: int = 0) -> FaceStudy:
+    """Part images of a folder, or drawn ones, and the model fitted to their training faces."""
+    images = draw_images(seed) if folder is None else load_images(folder)
+    return FaceStudy(images, fit_appearance(images, seed), split_faces(images, seed).test)
+
+
+class Explained(NamedTuple):
+    """What the methods make of a batch of scenes."""
+
+    results: dict[str, Result]
+    poses: dict[str, Float[np.ndarray, "scenes K p"]]
+    """For each of `METHODS` the pose of each true face, as far as its points were found."""
+
+
+def explain(
+    study: FaceStudy, scenes: FaceScenes, seed: int = 0, restarts: int = RESTARTS
+) -> Explained:
+    """Run every method on a batch of scenes."""
+    program = study.program(scenes.poses.shape[1])
+    options = {"features": GEOMETRIC, "tolerance": 0.05, "cover": "sequential"}
+    single = ransac.run(program, scenes.scene, seed, refit=False, **options)  # type: ignore[arg-type]
+    results = {
+        "vi": cavi.run(program, scenes.scene, seed, restarts=restarts),
+        "ransac": single,
+        "refit": ransac.run(program, scenes.scene, seed, refit=True, **options),  # type: ignore[arg-type]
+    }
+    poses = {name: poses_of_faces(result, scenes) for name, result in results.items()}
+    poses["draw"] = poses_of_faces(single, scenes, np.random.default_rng([seed, 1]))
+    return Explained(results, poses)
+
+
+def poses_of_faces(
+    result: Result, scenes: FaceScenes, rng: np.random.Generator | None = None
+) -> Float[np.ndarray, "scenes K p"]:
+    """The pose, its mean or a draw, of the object that has most points of each true face.
+
+    Faces are exchangeable, so an object is known by its points only.
+    """
+    num_objects = result.pose_mean.shape[1]
+    truth = np.asarray(scenes.scene.object)
+    together = np.eye(num_objects)[truth] * (truth >= 0)[..., None]
+    shared = np.swapaxes(together, 1, 2) @ np.eye(num_objects)[result.object]
+    index = (np.arange(len(truth))[:, None], shared.argmax(axis=2))
+    mean = result.pose_mean[index]
+    if rng is None:
+        return mean
+    root = np.linalg.cholesky(result.pose_covariance[index])
+    drawn = mean + np.einsum("skpq,skq->skp", root, rng.normal(size=mean.shape))
+    return np.concatenate([mean[..., :GEOMETRIC], drawn[..., GEOMETRIC:]], axis=-1)
+
+
+def appearance_rmse(
+    study: FaceStudy, scenes: FaceScenes, poses: Float[np.ndarray, "scenes K p"]
+) -> Float[np.ndarray, " scenes"]:
+    """Of the scores that poses predict of each observed part against the observed ones."""
+    factors, scene = study.appearance.factors, scenes.scene
+    predicted = poses[..., GEOMETRIC:] @ factors.loadings.T + factors.mean
+    squares, count = np.zeros((2, len(poses)))
+    rows = np.arange(len(poses))[:, None]
+    for t, own in enumerate(factors.slices):
+        size = factors.part_dims[t]
+        seen = scene.present & (scene.point_type == t)
+        residual = (
+            scene.points[..., GEOMETRIC : GEOMETRIC + size] - predicted[rows, scene.object, own]
+        )
+        squares += np.sum(residual**2 * seen[..., None], axis=(1, 2))
+        count += size * seen.sum(axis=1)
+    return np.sqrt(squares / count)
+
+
+def measure(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> dict[str, np.ndarray]:
+    """For each scene: whether the assignment is right, and the errors of each method.
+
+    Points only meet parts of their type, so an assignment is right where the partition into faces
+    is. `scene_` errors are over the whole canvas, `mask_` ones over what faces cover in truth.
+    """
+    truth = np.asarray(scenes.scene.object)
+    numbers = {
+        f"right_{name}": same_partition(truth, result.object).astype(float)
+        for name, result in explained.results.items()
+    }
+    for name, poses in explained.poses.items():
+        numbers[f"appearance_{name}"] = appearance_rmse(study, scenes, poses)
+        numbers[f"scene_{name}"], numbers[f"mask_{name}"] = np.zeros((2, len(poses)))
+    for i in range(len(truth)):
+        wanted, cover = true_scene(study, scenes, i)
+        for name, poses in explained.poses.items():
+            drawn = render_poses(study.images, study.appearance, poses[i])
+            numbers[f"scene_{name}"][i] = scene_rmse(wanted, drawn)
+            numbers[f"mask_{name}"][i] = scene_rmse(wanted, drawn, cover)
+    return numbers
+
+
+def true_scene(
+    study: FaceStudy, scenes: FaceScenes, index: int
+) -> tuple[Float[np.ndarray, "224 224"], Float[np.ndarray, "224 224"]]:
+    """The scene as it was drawn, and what faces cover of it."""
+    images = [study.images.compose(face[0], face[1:]) for face in scenes.faces[index]]
+    return render(images, study.images.mask, scenes.poses[index])
+
+
+class Cell(NamedTuple):
+    """Scenes with so many faces."""
+
+    num_faces: int
+    occluded: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_faces} faces" + (", occluded" if self.occluded else "")
+
+
+CELLS = (Cell(2), Cell(3), Cell(4), Cell(5), Cell(3, occluded=True))
+MORE_CELLS = tuple(Cell(number) for number in range(6, 11))
+"""Beyond the paper."""
+
+
+def run_cells(
+    study: FaceStudy,
+    cells: Sequence[Cell],
+    num_scenes: int,
+    seed: int,
+    folder: Path,
+    progress: Callable[[Cell, int, int], None] | None = None,
+) -> dict[Cell, dict[str, np.ndarray]]:
+    """The numbers of every scene of every cell, from the files of `folder` where they are there.
+
+    Args:
+        progress: called with the cell, the scenes done of all cells, and the scenes there are.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    results, done = {}, 0
+    for cell in cells:
+        blocks = []
+        for first in range(0, num_scenes, BLOCK):
+            count = min(BLOCK, num_scenes - first)
+            if progress is not None:
+                progress(cell, done, num_scenes * len(cells))
+            blocks.append(_block(study, cell, first, count, seed, folder))
+            done += count
+        results[cell] = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}
+    return results
+
+
+def _block(
+    study: FaceStudy, cell: Cell, first: int, count: int, seed: int, folder: Path
+) -> dict[str, np.ndarray]:
+    """The numbers of some scenes, read or computed and written."""
+    factors = study.appearance.factors
+    depends = (VERSION, study.images.fingerprint, factors.num_factors, seed, RESTARTS, first, count)
+    digest = hashlib.sha256(repr(depends).encode()).hexdigest()[:12]
+    name = cell.name.replace(", ", "-").replace(" ", "-")
+    file = folder / f"{name}-{first:05d}-{digest}.npz"
+    if file.exists():
+        with np.load(file, allow_pickle=False) as stored:
+            return dict(stored)
+    scenes = study.scenes(first + count, cell.num_faces, seed, cell.occluded)
+    scenes = scenes.take(np.resize(np.arange(first, first + count), BLOCK))  # one compiled shape
+    numbers = measure(study, scenes, explain(study, scenes, seed))
+    numbers = {name: values[:count] for name, values in numbers.items()}
+    with whole_file(file) as opened:
+        np.savez(opened, allow_pickle=False, **numbers)
+    return numbers

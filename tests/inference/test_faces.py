@@ -1,0 +1,161 @@
+"""Inference of faces: closed form of factor analysis, bounds, assignments, the published model."""
+
+import numpy as np
+import pytest
+
+from inference import cavi, exact, faces_experiment, ransac
+from inference.faces_experiment import Cell, appearance_rmse, explain, measure, open_study
+from inference.metrics import same_partition
+from models.appearance import FactorAnalyser
+from models.face_scenes import FaceScenes, draw_factor_scores, face_points
+from models.faces import faces_program
+from models.scenes import Scene
+
+K = 2
+
+
+@pytest.fixture(scope="module")
+def study():
+    return open_study()
+
+
+@pytest.fixture(scope="module")
+def scenes(study):
+    """Two scenes with every part and two with hidden ones, in one batch."""
+    whole, hidden = study.scenes(2, K), study.scenes(2, K, occluded=True)
+    batch = Scene(*(np.concatenate(f) for f in zip(whole.scene, hidden.scene, strict=True)))
+    faces, poses = (np.concatenate(both) for both in zip(whole[1:], hidden[1:], strict=True))
+    return FaceScenes(batch, faces, poses)
+
+
+@pytest.fixture(scope="module")
+def fitted(study, scenes):
+    return cavi.run(study.program(K), scenes.scene, 0, restarts=3, history=True)
+
+
+def closed_form(factors: FactorAnalyser, scores: np.ndarray, seen: np.ndarray):
+    """Mean and covariance of the factors, by conditioning a joint Normal on what was seen."""
+    loadings, noise = factors.loadings[seen], factors.noise_variance[seen]
+    covariance = loadings @ loadings.T + np.diag(noise)
+    gain = np.linalg.solve(covariance, loadings).T
+    mean = gain @ (scores[seen] - factors.mean[seen])
+    return mean, np.eye(factors.num_factors) - gain @ loadings
+
+
+def test_assignments_are_right(scenes, fitted):
+    assert same_partition(np.asarray(scenes.scene.object), fitted.object).all()
+    assert fitted.converged.all()
+
+
+def test_appearance_is_the_closed_form_of_factor_analysis_with_missing_parts(study, scenes, fitted):
+    factors = study.appearance.factors
+    stacked = study.appearance.encode(study.images, scenes.faces.reshape(-1, 6))
+    hidden = 0
+    for i in range(len(scenes.poses)):
+        scene = scenes.scene.take(i)
+        for face in range(K):
+            rows = np.flatnonzero(scene.object == face)
+            seen = np.zeros(len(factors.mean), bool)
+            for kind in scene.point_type[rows]:
+                seen[factors.slices[kind]] = True
+            hidden += (~seen).any()
+            mean, covariance = closed_form(factors, stacked[i * K + face], seen)
+            (k,) = np.unique(fitted.object[i][rows])
+            np.testing.assert_allclose(fitted.pose_mean[i, k, 4:], mean, atol=1e-8)
+            np.testing.assert_allclose(fitted.pose_covariance[i, k, 4:, 4:], covariance, atol=1e-8)
+    assert hidden  # or nothing was tested of missing parts
+
+
+def test_the_elbo_climbs_and_stays_below_the_evidence(study, scenes, fitted):
+    elbo, beta = fitted.history["elbo"], fitted.history["beta"]
+    same_beta = np.diff(beta, axis=0) == 0
+    # beta of a step is the one after it, so the step that follows a rise is not compared.
+    comparable = same_beta[1:] & same_beta[:-1]
+    assert (np.diff(elbo, axis=0)[1:][comparable] > -1e-6).all()
+    truth = exact.run(study.program(K), scenes.scene)
+    assert (fitted.elbo <= truth.log_evidence + 1e-6).all()
+    assert same_partition(np.asarray(scenes.scene.object), truth.object).all()
+
+
+def test_ransac_from_one_part_and_refitted(study, scenes, fitted):
+    explained = explain(study, scenes, restarts=3)
+    numbers = measure(study, scenes, explained)
+    for name in ("vi", "ransac", "refit"):
+        assert numbers[f"right_{name}"].all()
+    assert (numbers["scene_vi"] < numbers["scene_ransac"]).all()
+    assert (numbers["mask_vi"] < numbers["mask_ransac"]).all()
+    assert (numbers["appearance_vi"] < numbers["appearance_draw"]).all()
+    np.testing.assert_allclose(numbers["scene_vi"], numbers["scene_refit"], rtol=0.01)
+    # The single part: its own closed form is among the five that could have been taken.
+    single = ransac.run(
+        study.program(K), scenes.scene, features=4, tolerance=0.05, refit=False, cover="sequential"
+    )
+    factors = study.appearance.factors
+    stacked = study.appearance.encode(study.images, scenes.faces.reshape(-1, 6))
+    for i in range(len(scenes.poses)):
+        for face in range(K):
+            rows = np.flatnonzero(scenes.scene.object[i] == face)
+            (k,) = np.unique(single.object[i][rows])
+            off = []
+            for own in factors.slices:
+                seen = np.zeros(len(factors.mean), bool)
+                seen[own] = True
+                mean, _ = closed_form(factors, stacked[i * K + face], seen)
+                off.append(np.abs(single.pose_mean[i, k, 4:] - mean).max())
+            assert min(off) < 1e-8
+
+
+def test_blocks_are_kept_and_read_again(study, tmp_path, monkeypatch):
+    def made_up(study, scenes, explained):
+        return {"right_vi": np.arange(len(scenes.poses), dtype=float)}
+
+    monkeypatch.setattr(faces_experiment, "explain", lambda *_: None)
+    monkeypatch.setattr(faces_experiment, "measure", made_up)
+    monkeypatch.setattr(faces_experiment, "BLOCK", 2)
+    first = faces_experiment.run_cells(study, [Cell(2)], 3, 0, tmp_path)
+    np.testing.assert_array_equal(first[Cell(2)]["right_vi"], [0, 1, 0])
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    monkeypatch.setattr(faces_experiment, "measure", lambda *_: pytest.fail("done again"))
+    again = faces_experiment.run_cells(study, [Cell(2)], 3, 0, tmp_path)
+    np.testing.assert_array_equal(again[Cell(2)]["right_vi"], [0, 1, 0])
+
+
+@pytest.mark.slow
+def test_the_published_model(study, shared_data):
+    """Draws of the published factor analyser: the figures that are known of it."""
+    with np.load(shared_data / "faces_fa.npz") as file:
+        dims = tuple(int(d) for d in file["part_dims"])
+        names = ("loadings", "mean", "noise_variance")
+        factors = FactorAnalyser(*(file[name] for name in names), dims)
+        centres = np.c_[np.zeros(5), -file["part_y"]]
+        eyes = list(file["part_names"]).index("eyes")
+    num_faces, count = 3, 48
+    sampled = study.scenes(count, num_faces)
+    rng = np.random.default_rng(0)
+    seen = np.ones((num_faces, 5), bool)
+    made, scores = [], []
+    for poses in sampled.poses:
+        scores.append(draw_factor_scores(factors, num_faces, rng))
+        made.append(face_points(poses, scores[-1], dims, centres, seen, rng))
+    batch = Scene(*(np.stack(f) for f in zip(*made, strict=True)))
+    program = faces_program(factors, centres, num_faces)
+    result = cavi.run(program, batch, 0, restarts=4)
+    assert same_partition(np.asarray(batch.object), result.object).all()
+
+    scenes = FaceScenes(batch, sampled.faces, sampled.poses)
+    stand_in = faces_experiment.FaceStudy(
+        study.images, study.appearance._replace(factors=factors), study.faces
+    )
+    poses = faces_experiment.poses_of_faces(result, scenes)
+    rmse = appearance_rmse(stand_in, scenes, poses)
+    error = rmse.std() / np.sqrt(count)
+    assert 0.86 - 5 * error < np.sqrt(np.mean(rmse**2)) < 0.87 + 5 * error
+    only_eyes = np.zeros(len(factors.mean), bool)
+    only_eyes[factors.slices[eyes]] = True
+    alone = np.stack(
+        [[closed_form(factors, s, only_eyes)[0] for s in of_scene] for of_scene in scores]
+    )
+    from_eyes = np.concatenate([poses[..., :4], alone], axis=-1)
+    rmse_eyes = appearance_rmse(stand_in, scenes, from_eyes)
+    assert 0.90 - 5 * error < np.sqrt(np.mean(rmse_eyes**2)) < 0.92 + 5 * error
+    assert (rmse < rmse_eyes).all()
