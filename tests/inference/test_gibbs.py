@@ -213,8 +213,10 @@ def test_mcmc_print_summary_and_arviz_take_the_kernel(num_chains, rungs, capsys)
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(jax.random.key(0), **scene.observed)
     exact = posterior(PROBLEMS[0])
+    begin = np.broadcast_to(exact.pose_mean, (num_chains, 2, 4))  # in the right mode
+    init_params = {"pose": begin[0] if num_chains == 1 else begin}
+    mcmc.run(jax.random.key(0), init_params=init_params, **scene.observed)
     assert_posterior(
         {name: np.asarray(x) for name, x in mcmc.get_samples(group_by_chain=True).items()},
         exact,
