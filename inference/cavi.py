@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from guides.projections import PROJECTIONS
 from inference import presence
 from inference.ascent import Schedule
-from inference.normalizer import data_log_prob, log_prior_normalizer
+from inference.normalizer import elbo_constant
 from inference.pool import Engine, best_of_restarts, run_keys
 from inference.pool import engine as make_engine
 from inference.result import Result, partition
@@ -114,10 +113,7 @@ def run(
     engine = make_engine(program, projection, start, schedule, layout)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     best = best_of_restarts(engine, scenes, base_key, restarts, fewest_points, progress)
-    constant = np.full(len(scenes.points), PROJECTIONS[projection].log_bound(layout.num_rows))
-    if example.part_prior is None:  # unknown part probabilities are normalised as they stand
-        constant -= log_prior_normalizer(program, scenes, or_bound=True)
-    constant += data_log_prob(program, scenes)
+    constant = elbo_constant(program, projection, scenes)
     result = Result(
         method={"softmax": "gmm", "bethe": "bethe"}.get(projection, "ds"),
         scene=scenes,

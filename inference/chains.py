@@ -21,7 +21,6 @@ from numpyro.primitives import Messenger
 
 from inference import cavi
 from models.errors import ConjugacyError, InputError
-from models.match import MixtureMatch
 from models.reading import Program, check_conjugate, marginal
 from models.scenes import Scene, check_scene
 
@@ -139,10 +138,3 @@ def check_budget(
             f"{num_chains}, {num_warmup} and {num_draws}; try 4, 500 and 500"
         )
     return scene
-
-
-def is_mixture(program: Program, scene: Scene) -> bool:
-    """Whether the match prior lets points share a part."""
-    handler = marginal(program)
-    trace(seed(handler, jax.random.key(0))).get_trace(**scene.observed)
-    return isinstance(handler.match_prior, MixtureMatch)

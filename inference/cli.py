@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from inference.commands import faces
+from inference.commands.compare import compare
 from inference.commands.demo import demo
 from inference.commands.evaluate import evaluate
 from inference.commands.infer import infer
@@ -76,7 +77,7 @@ def capsules() -> None:
     """
 
 
-for command in (demo, sample, infer, evaluate, reproduce):
+for command in (demo, sample, infer, evaluate, compare, reproduce):
     app.command()(command)
 app.add_typer(faces.app, name="faces")
 

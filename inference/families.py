@@ -26,15 +26,15 @@ from numpyro.infer.reparam import Reparam
 from guides import meanfield
 from guides.guide import mean_field_guide
 from guides.meanfield import PoseFactor
-from guides.projections import PROJECTIONS, Projection
 from inference.ascent import Schedule
 from inference.chains import beginnings
+from inference.normalizer import elbo_constant
 from inference.pool import engine, run_keys
 from inference.starts import structure
 from models.linalg import cholesky
 from models.match import DoublyStochasticMatch, MixtureMatch
 from models.reading import Conjugate, Program, marginal, read
-from models.scenes import Scene
+from models.scenes import Layout, Scene
 from models.sinkhorn import log_sinkhorn
 
 AUTOMATIC = ("AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal")
@@ -64,19 +64,17 @@ class Family(NamedTuple):
     """The parameters as the guide has them."""
     draw: Callable[[Array, Params, Frame, int], dict[str, Array]]
     """Draws of q by site."""
+    constant: Callable[[Scene], Float[np.ndarray, " scenes"]]
+    """What the ELBO leaves out, for each scene of a batch."""
 
 
 # --- the hand-derived family --------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=32)
-def mean_field(
-    program: Program, start: str, particles: int, shape: tuple[int, int], has_types: bool
-) -> Family:
+def mean_field(program: Program, start: str, particles: int, layout: Layout) -> Family:
     """The paper's family, on the program as it stands; the match is summed in closed form."""
-    rows = shape[0]
-    types = np.zeros(rows, int) if has_types else None
-    blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
+    blank = layout.blank()
     example = read(program, blank)
     guide = mean_field_guide(program, blank)
     # The guide's own bijection singles out the last row and column. All N x N logits say the same
@@ -85,13 +83,12 @@ def mean_field(
     estimate = TraceMeanField_ELBO(num_particles=particles)
     is_mixture = example.match_family is MixtureMatch
     projection_name = "softmax" if is_mixture else "sinkhorn"
-    projection = PROJECTIONS[projection_name]
     owner = structure(example).owner
     poses_given = jax.jit(lambda model, *given: meanfield.update_pose(model, owner, *given))
 
     def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
         """The R that coordinate ascent starts from with this key, and the poses given it."""
-        ascent = engine(program, projection_name, start, Schedule(), shape, has_types)
+        ascent = engine(program, projection_name, start, Schedule(), layout)
         pool = ascent.launch(Scene(**scenes.take(runs[:, 0]).observed), run_keys(key, runs))
         match_probs = pool.state.match_probs
         noise = meanfield.fixed_precision(pool.model, jnp.ones(len(runs)))
@@ -122,7 +119,7 @@ def mean_field(
         return estimate.loss(key, params, program, guide, **scene.observed)
 
     def elbo(free: Params, frame: Frame, scene: Scene) -> Float[Array, ""]:
-        return mean_field_elbo(read(program, scene), owner, projection, constrained(free, frame))
+        return mean_field_elbo(read(program, scene), owner, constrained(free, frame))
 
     def draw(key: Array, free: Params, frame: Frame, count: int) -> dict[str, Array]:
         params = constrained(free, frame)
@@ -146,13 +143,14 @@ def mean_field(
         }
         return drawn | {"match": drawn["match"].argmax(axis=-1)}
 
-    return Family(begin, loss, elbo, constrained, draw)
+    constant = functools.partial(elbo_constant, program, projection_name)
+    return Family(begin, loss, elbo, constrained, draw, constant)
 
 
 def mean_field_elbo(
-    model: Conjugate, owner: Int[np.ndarray, " N"], projection: Projection, params: Params
+    model: Conjugate, owner: Int[np.ndarray, " N"], params: Params
 ) -> Float[Array, ""]:
-    """The ELBO in closed form at any parameters of the guide, as coordinate ascent counts it."""
+    """The ELBO in closed form at any parameters of the guide, up to the scene's `elbo_constant`."""
     model = jax.tree.map(lambda x: x[..., None], model)
     factor = params["pose_scale_tril"]
     pose = PoseFactor(
@@ -165,17 +163,14 @@ def mean_field_elbo(
     if model.precision_prior is not None:
         concentration, rate = params["precision_posterior"][:, None]
         precision = meanfield.gamma_precision(model, concentration, rate, one)
-    log_normalizer = jnp.zeros(1)
     if model.part_prior is not None:
         part_probs = meanfield.dirichlet_part_probs(model, params["part_concentration"][:, None])
-    else:
-        log_normalizer = projection.log_normalizer(model.match_logits)
     match_probs = match_probs_of(params)[..., None]
     energy = meanfield.expected_energy(model, owner, pose)
     log_likelihood = meanfield.expected_log_likelihood(model, energy, precision)
     entropy = -meanfield.matrix_sum(xlogy(match_probs, match_probs))
     terms = meanfield.elbo_terms(
-        model, match_probs, entropy, log_normalizer, pose, log_likelihood, precision, part_probs
+        model, match_probs, entropy, jnp.zeros(1), pose, log_likelihood, precision, part_probs
     )
     return terms.elbo[0]
 
@@ -195,13 +190,10 @@ def automatic(
     name: str,
     start: str,
     particles: int,
-    shape: tuple[int, int],
-    has_types: bool,
+    layout: Layout,
 ) -> Family:
     """One of NumPyro's guides on the program with its match summed out, for any prior."""
-    rows = shape[0]
-    types = np.zeros(rows, int) if has_types else None
-    blank = Scene(np.zeros(shape), np.ones(rows, bool), point_type=types)
+    blank = layout.blank()
     given = {} if name == "AutoIAFNormal" else {"init_scale": 0.5}
     guide = getattr(autoguide, name)(
         _measured(program, Frame(jnp.zeros(()), jnp.ones(()))),
@@ -237,7 +229,8 @@ def automatic(
         measured = drawn.pop("pose_measured")
         return drawn | {"pose": frame.centre + frame.unit * measured}
 
-    return Family(begin, functools.partial(estimated, estimate), elbo, constrained, draw)
+    loss = functools.partial(estimated, estimate)
+    return Family(begin, loss, elbo, constrained, draw, lambda scenes: np.zeros(len(scenes.points)))
 
 
 class _Measured(Reparam):

@@ -16,6 +16,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 from scipy.sparse.csgraph import connected_components
 
+from guides.projections import PROJECTIONS
 from models.match import MixtureMatch
 from models.permanent import MAX_ROWS, log_permanent
 from models.reading import Program, log_prob_of_data, read, what_varies
@@ -54,6 +55,15 @@ def log_prior_normalizer(
             row_sums = np.asarray(logsumexp(logits, axis=-1).sum(axis=-1))
             values = np.where(np.isnan(values), row_sums, values)
     return np.broadcast_to(values, len(scenes.points))
+
+
+def elbo_constant(program: Program, projection: str, scenes: Scene) -> Float[np.ndarray, " scenes"]:
+    """What `guides.meanfield.elbo_terms` leaves out of the ELBO with one of the projections."""
+    num_parts = scenes.layout.num_rows
+    constant = PROJECTIONS[projection].log_bound(num_parts) + data_log_prob(program, scenes)
+    if read(program, scenes.take(0)).part_prior is None:  # unknown ones are normalised already
+        constant = constant - log_prior_normalizer(program, scenes, or_bound=True)
+    return constant
 
 
 def data_log_prob(program: Program, scenes: Scene) -> Float[np.ndarray, " scenes"]:

@@ -77,8 +77,8 @@ def run(
 
     All runs take their steps together, and end together when the ELBO of each has changed by less
     than the tolerance twice, looked at every 100 steps. For the mean-field guide the ELBO is the
-    closed form that `cavi.run` reports, not an estimate; for an automatic one it is estimated, and
-    `details` has its standard error. Results for single scenes have draws of q, as one chain.
+    closed form that `cavi.run` reports, not an estimate; for an automatic one it is estimated, by
+    the same draws at every look. Results for single scenes have draws of q, as one chain.
 
     Args:
         program: for "mean_field" a program that the closed forms hold for, as coordinate ascent
@@ -117,6 +117,7 @@ def run(
         max_steps,
         progress,
     )
+    elbo = elbo + family.constant(scenes)[scene_of]
     order = np.lexsort((attempt, -np.nan_to_num(elbo[-1], nan=-np.inf), scene_of))
     best = order[::restarts]
     settled = _settled(elbo, tolerance)[best]
@@ -219,7 +220,6 @@ def _settled(elbo: Float[np.ndarray, "looks+1 runs"], tolerance: float) -> Any:
 def _family(
     program: Program, scene: Scene, guide: str, start: str | None, particles: int
 ) -> Family:
-    shape, has_types = np.shape(scene.points)[-2:], scene.point_type is not None
     choices = ("poses", "uniform") if guide == "mean_field" else ("vi", "prior")
     start = choices[0] if start is None else start
     if start not in choices:
@@ -228,7 +228,7 @@ def _family(
         )
     if guide == "mean_field":
         check_conjugate(program, scene.batch().take(0))
-        return mean_field(program, start, particles, shape, has_types)
+        return mean_field(program, start, particles, scene.layout)
     if guide not in AUTOMATIC:
         raise InputError(f"there is no guide {guide!r}; choose mean_field, {', '.join(AUTOMATIC)}")
     if scene.is_batch:
@@ -236,7 +236,7 @@ def _family(
             "automatic guides are fitted to one scene, got a batch; use scene.take(i), or the "
             "guide mean_field"
         )
-    return automatic(program, guide, start, particles, shape, has_types)
+    return automatic(program, guide, start, particles, scene.layout)
 
 
 def _mean_field_result(

@@ -9,11 +9,6 @@ if TYPE_CHECKING:
     from inference.methods import Progress as Report
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(compare)
-
-
 def compare(
     scenes: Annotated[
         Path, typer.Argument(metavar="SCENE.npz", help="A file of scenes, as `sample` writes it.")
