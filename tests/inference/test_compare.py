@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from inference import cli_compare, compare
+from inference import compare
+from inference.cli import app
 from inference.methods import METHODS, Method
 from inference.relabel import frame_of
 from models.errors import InputError
@@ -114,19 +114,12 @@ def test_what_cannot_be_compared(scene, methods, sentence):
         compare.compare(scene, methods, **OPTIONS)
 
 
-def command():
-    app = typer.Typer()
-    cli_compare.register(app)
-    app.callback()(lambda: None)
-    return app
-
-
 def test_the_command_prints_the_table(tmp_path):
     path = tmp_path / "scenes.npz"
     save_scenes(path, SCENE.batch())
     arguments = ["compare", str(path), "--methods", "ds,exact", "--shapes", "triangle,triangle"]
     arguments += ["--precision", str(PRECISION), "--once"]
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(command(), arguments)
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert f"{rows()['exact'].log_evidence:.2f}" in result.stdout
     assert f"{rows()['ds'].elbo:.2f}" in result.stdout
@@ -135,9 +128,9 @@ def test_the_command_prints_the_table(tmp_path):
 def test_an_index_that_is_not_there(tmp_path):
     path = tmp_path / "scenes.npz"
     save_scenes(path, SCENE.batch())
-    result = CliRunner().invoke(command(), ["compare", str(path), "--index", "3"])
-    assert isinstance(result.exception, InputError)
-    assert "has 1 scenes with points, so there is no scene 3" in str(result.exception)
+    result = CliRunner().invoke(app, ["compare", str(path), "--index", "3"])
+    assert result.exit_code == 2
+    assert "has 1 scenes with points, so there is no scene 3" in result.stderr
 
 
 def test_exact_evidence_is_that_of_the_program_itself():
