@@ -15,7 +15,7 @@ from models.appearance import FactorAnalyser, stack_scores
 from models.errors import InputError
 from models.face_images import CANVAS, PART_TYPES, FaceImages, pixel_grid
 from models.faces import GEOMETRIC
-from models.scenes import Scene
+from models.scenes import Scene, join
 
 MAX_FACES = 12
 _TRIES = 300  # places that are tried for a face before its scene is begun anew
@@ -77,7 +77,7 @@ def sample_face_scenes(
         scores = stack_scores(tables, chosen)
         scene = face_points(poses, scores, dims, images.centres, seen, rng)
         scenes.append((scene, chosen, poses))
-    batch = Scene(*(np.stack(field) for field in zip(*(s for s, _, _ in scenes), strict=True)))
+    batch = join([scene for scene, _, _ in scenes])
     return FaceScenes(batch, *(np.stack(x) for x in list(zip(*scenes, strict=True))[1:]))
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -72,6 +72,12 @@ class Scene(NamedTuple):
     def batch(self) -> "Scene":
         """A single scene as a batch of one; a batch as it is."""
         return self if self.is_batch else self.take(None)
+
+
+def join(scenes: Sequence[Scene]) -> Scene:
+    """Scenes and batches of scenes, all of one layout, as one batch."""
+    fields = zip(*(scene.batch() for scene in scenes), strict=True)
+    return Scene(*(None if field[0] is None else np.concatenate(field) for field in fields))
 
 
 def make_scene(points: ArrayLike, num_parts: int) -> Scene:

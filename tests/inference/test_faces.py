@@ -9,7 +9,7 @@ from inference.metrics import same_partition
 from models.appearance import FactorAnalyser
 from models.face_scenes import FaceScenes, draw_factor_scores, face_points
 from models.faces import faces_program
-from models.scenes import Scene
+from models.scenes import Scene, join
 
 K = 2
 
@@ -23,7 +23,7 @@ def study():
 def scenes(study):
     """Two scenes with every part and two with hidden ones, in one batch."""
     whole, hidden = study.scenes(2, K), study.scenes(2, K, occluded=True)
-    batch = Scene(*(np.concatenate(f) for f in zip(whole.scene, hidden.scene, strict=True)))
+    batch = join([whole.scene, hidden.scene])
     faces, poses = (np.concatenate(both) for both in zip(whole[1:], hidden[1:], strict=True))
     return FaceScenes(batch, faces, poses)
 

@@ -276,7 +276,7 @@ def test_basis_sizes():
         program = functools.partial(constellation, parts=parts)
         scene = Scene(np.zeros((10, 2)), np.ones(10, bool))
         model = ransac.read(program, scene)
-        plan = ransac.make_plan(model, ransac.what_varies(program, (10, 2), False), "all")
+        plan = ransac.make_plan(model, "all")
         assert plan.basis.shape == (2, math.comb(5, size), size)
 
 
