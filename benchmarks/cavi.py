@@ -20,7 +20,7 @@ from models.scenes import Scene
 from tests import oracle_inference as reference
 
 NUM_SCENES, RESTARTS = 512, 5
-REFERENCE_SCENES = 8
+REFERENCE_SCENES = 3
 
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
@@ -63,8 +63,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 
 def _step_time(scenes: Scene) -> float:
     """Seconds for one step of all runs, from random starts, averaged over the first steps."""
-    shape = scenes.points.shape[1:]
-    runner = pool.engine(constellation, "sinkhorn", "uniform", Schedule(), shape, False)
+    runner = pool.engine(constellation, "sinkhorn", "uniform", Schedule(), scenes.layout)
     tiled = scenes.take(np.tile(np.arange(NUM_SCENES), RESTARTS))
     keys = jax.random.split(jax.random.key(0), NUM_SCENES * RESTARTS)
     runs = runner.advance(runner.launch(Scene(**tiled.observed), keys))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from scipy.stats import gamma
 
 from inference import presence
 from inference.enumeration import (
@@ -21,6 +22,7 @@ from inference.enumeration import (
     moments,
     sum_over_matches,
 )
+from inference.mixture import average, mix
 from inference.normalizer import data_log_prob, log_prior_normalizer
 from inference.parses import Draws, Parses, best_match, best_parses, draw, group_labels
 from inference.result import Result
@@ -42,6 +44,8 @@ from models.scenes import Layout, Scene, check_scene
 
 NUM_PARTITIONS = 4
 """Most probable partitions that are reported."""
+
+_TAIL, _SPACING = 1e-6, 0.25  # of the grid over the log precision
 
 _CELLS = 1 << 19  # grid cells of an object, times scenes, that are worked on at a time
 
@@ -79,6 +83,47 @@ def run(
         result = result if scene.is_batch else result.take(0)
         return replace(result, seconds=time.perf_counter() - began)
     example = _checked(program, scenes.take(0))
+    if example.precision_prior is None:
+        result = _solved(program, scenes, example, None, progress)
+    else:
+        result = _over_precisions(program, scenes, example, progress)
+    result = result if scene.is_batch else result.take(0)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _over_precisions(
+    program: Program,
+    scenes: Scene,
+    example: Conjugate,
+    progress: Callable[[int, int], None] | None,
+) -> Result:
+    """An unknown precision is summed over too, on a grid of its logarithm.
+
+    The integrand is smooth and vanishes at both ends, where the trapezoid rule is exponentially
+    accurate; its width is that of a log-gamma with some ten degrees of freedom or more.
+    """
+    assert example.precision_prior is not None
+    prior = gamma(float(example.precision_prior[0]), scale=1 / float(example.precision_prior[1]))
+    low, high = np.log(prior.ppf(_TAIL)), np.log(prior.isf(_TAIL))
+    nodes = np.linspace(low, high, 1 + max(8, math.ceil((high - low) / _SPACING)))
+    log_prior = prior.logpdf(np.exp(nodes)) + nodes + np.log(nodes[1] - nodes[0])
+    scene_of, node = np.divmod(np.arange(len(scenes.points) * len(nodes)), len(nodes))
+    precision = np.exp(nodes)[node]
+    found = _solved(program, scenes.take(scene_of), example, precision, progress)
+    assert found.log_evidence is not None
+    result, weight = mix(found, scenes, scene_of, found.log_evidence + log_prior[node])
+    mean = average(precision, scene_of, weight, len(scenes.points))
+    return replace(result, details=result.details | {"precision": mean})
+
+
+def _solved(
+    program: Program,
+    scenes: Scene,
+    example: Conjugate,
+    precision: Float[np.ndarray, " scenes"] | None,
+    progress: Callable[[int, int], None] | None,
+) -> Result:
+    """Every scene of a batch, each at its own precision where the program leaves it open."""
     owner = np.asarray(example.parts.owner)
     num_scenes, num_rows = scenes.present.shape
     order, sizes = _points_first(scenes.present)
@@ -89,7 +134,7 @@ def run(
     parts = np.full((num_scenes, num_rows), -1)
     partitions: list[list[tuple[np.ndarray, float]]] = [[] for _ in sizes]
     finished = 0
-    for some, plan, solution in _solutions(program, scenes, order, sizes):
+    for some, plan, solution in _solutions(program, scenes, order, sizes, precision):
         points, dummies = order[some, : plan.num_points], order[some, plan.num_points :]
         of_points = np.moveaxis(solution.moments.match_probs, -1, 0)
         left = 1.0 - of_points.sum(axis=1, keepdims=True)
@@ -104,7 +149,7 @@ def run(
         finished += len(some)
         if progress is not None:
             progress(finished, num_scenes)
-    result = Result(
+    return Result(
         method="exact",
         scene=scenes,
         match_probs=match_probs,
@@ -117,8 +162,6 @@ def run(
         log_evidence=log_sum - _known_normalizer(program, scenes) + data_log_prob(program, scenes),
         details={"partitions": partitions, "best_match": parts},
     )
-    result = result if scene.is_batch else result.take(0)
-    return replace(result, seconds=time.perf_counter() - began)
 
 
 def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000) -> Draws:
@@ -129,7 +172,17 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     if scene.is_batch:
         raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
     scenes = check_scene(scene).batch()
-    _checked(program, scenes.take(0))
+    if presence.has_presence(program, scenes.take(0)):
+        raise InputError(
+            "exact draws want a program without a latent 'presence'; say which objects are there "
+            "with scene._replace(presence=...), for example the most probable set that exact.run "
+            "finds (details['presence_sets'])"
+        )
+    if _checked(program, scenes.take(0)).precision_prior is not None:
+        raise InputError(
+            "exact draws want a fixed precision, but the program has a site 'precision' with a "
+            "Gamma prior; fix it in the program, or draw with the method gibbs"
+        )
     order, sizes = _points_first(scenes.present)
     layout = scenes.layout
     sampler = _sampler(program, int(sizes[0]), layout, num_draws)
@@ -150,11 +203,6 @@ def _checked(program: Program, scene: Scene) -> Conjugate:
             "exact inference sums over permutations, but the match prior is a MixtureMatch; use "
             "PermutationMatch or DoublyStochasticMatch in the program, or the method gmm"
         )
-    if example.precision_prior is not None:
-        raise InputError(
-            "exact inference wants a fixed precision, but the program has a site 'precision' with "
-            "a Gamma prior; fix it in the program, or use the method ds"
-        )
     return example
 
 
@@ -170,6 +218,7 @@ def _solutions(
     scenes: Scene,
     order: Int[np.ndarray, "scenes N"],
     sizes: Int[np.ndarray, " scenes"],
+    precision: Float[np.ndarray, " scenes"] | None,
 ) -> Iterator[tuple[Int[np.ndarray, " some"], Plan, Solution]]:
     """Solve scenes of the same number of points together, some at a time."""
     layout = scenes.layout
@@ -182,7 +231,8 @@ def _solutions(
         for start in range(0, len(chosen), chunk):
             some = chosen[start : start + chunk]
             padded = np.resize(some, chunk)
-            solution = solve(Scene(**scenes.take(padded).observed), order[padded])
+            given = None if precision is None else precision[padded]
+            solution = solve(Scene(**scenes.take(padded).observed), order[padded], given)
             if not np.asarray(solution.fits).all():
                 raise InputError(
                     "exact inference wants points that are seen whole or not at all, as `present` "
@@ -205,14 +255,16 @@ def _plan(program: Program, num_points: int, layout: Layout) -> Plan:
 @functools.lru_cache(maxsize=64)
 def _solver(
     program: Program, num_points: int, layout: Layout
-) -> Callable[[Scene, Int[AnyArray, "scenes N"]], Solution]:
+) -> Callable[[Scene, Int[AnyArray, "scenes N"], AnyArray | None], Solution]:
     """Compiled once for each number of points."""
     plan = _plan(program, num_points, layout)
     swaps = math.prod(math.factorial(plan.template.count(first)) for first in set(plan.template))
 
     @jax.jit
-    def solve(scenes: Scene, order: Int[AnyArray, "scenes N"]) -> Solution:
-        _, fits, tables = _summed(program, plan, layout, scenes, order)
+    def solve(
+        scenes: Scene, order: Int[AnyArray, "scenes N"], precision: AnyArray | None
+    ) -> Solution:
+        _, fits, tables = _summed(program, plan, layout, scenes, order, precision)
         return Solution(
             tables.evidence,
             moments(plan, tables),
@@ -232,7 +284,7 @@ def _sampler(
 
     @jax.jit
     def sampler(key: Array, scenes: Scene, order: Int[AnyArray, "1 N"]) -> Draws:
-        model, _, tables = _summed(program, plan, layout, scenes, order)
+        model, _, tables = _summed(program, plan, layout, scenes, order, None)
         return draw(key, model, plan, tables, num_draws)
 
     return sampler
@@ -244,6 +296,7 @@ def _summed(
     layout: Layout,
     scenes: Scene,
     order: Int[AnyArray, "scenes N"],
+    precision: AnyArray | None,
 ) -> tuple[Conjugate, Bool[Array, " scenes"], Tables]:
     """The model with its points first, whether its rows fit the plan, and the sums."""
     model = read_batch(program, scenes, what_varies(program, layout))
@@ -258,6 +311,9 @@ def _summed(
         seen=reorder(model.seen),
         match_logits=reorder(model.match_logits),
     )
+    if precision is not None:
+        variance = model.parts.variance / precision
+        model = replace(model, parts=model.parts._replace(variance=variance))
     is_point = np.arange(layout.num_rows)[:, None, None] < plan.num_points
     dummies = model.match_logits[plan.num_points :]
     alike = jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))

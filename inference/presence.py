@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.special import logsumexp
 
+from inference.mixture import average, mix
 from inference.normalizer import data_log_prob, log_prior_normalizer
 from inference.result import Result
 from models.errors import InputError
@@ -51,49 +51,15 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
     scene, which = np.nonzero(possible)
     found = solve(program, scenes.take(scene)._replace(presence=sets[which]))
     value = found.elbo if found.log_evidence is None else found.log_evidence
-    score = np.full(possible.shape, -np.inf)
-    score[scene, which] = np.asarray(value) + np.log(ways[which])
-    total = logsumexp(score, axis=1)
-    weight = np.exp(score[scene, which] - total[scene])
-
-    def mixed(values: Float[np.ndarray, "runs ..."]) -> Float[np.ndarray, "scenes ..."]:
-        result = np.zeros((len(scenes.points), *values.shape[1:]))
-        np.add.at(result, scene, weight.reshape(-1, *(1,) * (values.ndim - 1)) * values)
-        return result
-
-    mean = mixed(found.pose_mean)
-    shift = found.pose_mean - mean[scene]
-    best = np.array(
-        [np.flatnonzero(scene == s)[weight[scene == s].argmax()] for s in range(len(total))]
-    )
-    details: dict[str, Any] = {
-        "presence": mixed(sets[which].astype(float)),
+    result, weight = mix(found, scenes, scene, np.asarray(value) + np.log(ways[which]))
+    flags = sets[which].astype(float)
+    details = {
+        "presence": average(flags, scene, weight, len(scenes.points)),
         "presence_sets": [
-            _ranked(sets[which[scene == s]], weight[scene == s]) for s in range(len(total))
+            _ranked(sets[which[scene == s]], weight[scene == s]) for s in range(len(scenes.points))
         ],
     }
-    objects = found.object[best]
-    if "partitions" in found.details:
-        listed = [
-            _merged(found.details["partitions"], weight, scene == s) for s in range(len(total))
-        ]
-        details["partitions"] = listed
-        details["best_match"] = found.details["best_match"][best]
-        objects = np.stack([partitions[0][0] for partitions in listed])
-    return replace(
-        found,
-        scene=scenes,
-        match_probs=mixed(found.match_probs),
-        pose_mean=mean,
-        pose_covariance=mixed(found.pose_covariance + shift[..., :, None] * shift[..., None, :]),
-        object=objects,
-        converged=found.converged[best],
-        steps=found.steps[best],
-        elbo=total if found.log_evidence is None else None,
-        log_evidence=None if found.log_evidence is None else total,
-        history=None,
-        details=details,
-    )
+    return replace(result, details=result.details | details)
 
 
 def _sets(
@@ -135,19 +101,3 @@ def _ranked(
 ) -> list[tuple[np.ndarray, float]]:
     order = np.argsort(-weight, kind="stable")[:count]
     return [(sets[i], float(weight[i])) for i in order]
-
-
-def _merged(
-    partitions: list[list[tuple[np.ndarray, float]]],
-    weight: Float[np.ndarray, " runs"],
-    chosen: Bool[np.ndarray, " runs"],
-) -> list[tuple[np.ndarray, float]]:
-    """The partitions of all sets together: a grouping's probabilities under them add up."""
-    known: dict[bytes, tuple[np.ndarray, float]] = {}
-    for run in np.flatnonzero(chosen):
-        for labels, probability in partitions[run]:
-            name = (labels[:, None] == labels).tobytes()
-            first, so_far = known.get(name, (labels, 0.0))
-            known[name] = (first, so_far + float(weight[run]) * probability)
-    ranked = sorted(known.values(), key=lambda pair: -pair[1])
-    return ranked[: max(len(p) for p in partitions)]

@@ -8,6 +8,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.integrate
+import scipy.stats
 from numpyro.handlers import substitute, trace
 
 from inference import exact
@@ -243,17 +245,32 @@ def test_a_mixture_prior_is_refused():
         exact.run(mixture_constellation, make_scene([[0.0, 0.0]], 11))
 
 
-def test_an_unknown_precision_is_refused():
+def test_an_unknown_precision_is_integrated_over():
+    """Against adaptive quadrature over the brute-force evidence at fixed precisions."""
+    rng = np.random.default_rng(4)
+    points, present = rng.normal(size=(5, 2)), np.arange(5) < 4
+    points = np.where(present[:, None], points, 0.0)
+    prior = scipy.stats.gamma(3.0, scale=1 / 0.5)
+
     def program(points=None, present=None):
         with numpyro.plate("object", 2):
             pose = numpyro.sample("pose", dist.MultivariateNormal(np.zeros(4), np.eye(4)))
-        precision = numpyro.sample("precision", dist.Gamma(1.0, 1.0))
+        precision = numpyro.sample("precision", dist.Gamma(3.0, 0.5))
         match = numpyro.sample("match", PermutationMatch(np.zeros((5, 5))))
         likelihood = MatchedParts(match, pose, TYPED_PARTS, precision=precision, present=present)
         return numpyro.sample("points", likelihood, obs=points)
 
-    with pytest.raises(InputError, match=r"'precision' with a Gamma prior; .* ds"):
-        exact.run(program, make_scene([[0.0, 0.0]], 5))
+    def at(precision):
+        problem = fixed_problem(points, present, TYPED_PARTS, precision, np.ones((5, 5)))
+        return oracle_inference.posterior(problem)
+
+    found = exact.run(program, Scene(points, present))
+    evidence, _ = scipy.integrate.quad_vec(
+        lambda t: prior.pdf(t) * np.exp(at(t).log_evidence) * np.array([1.0, t]), 1e-6, 60.0
+    )
+    np.testing.assert_allclose(found.log_evidence, np.log(evidence[0]), atol=1e-6)
+    np.testing.assert_allclose(found.details["precision"], evidence[1] / evidence[0], rtol=1e-5)
+    assert found.details["partitions"][0][1] <= 1.0
 
 
 def test_points_that_are_seen_in_part_are_refused():

@@ -1,0 +1,99 @@
+"""Results of a scene under several conditions, put together by what each condition explains.
+
+A condition is a value of something that the closed forms want known: which objects are present, or
+how large the noise is. The evidence of a scene is the sum of the conditions' evidences, and a sum
+of lower bounds is a lower bound.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.special import logsumexp
+
+from inference.result import Result
+from models.scenes import Scene
+
+
+def mix(
+    found: Result,
+    scenes: Scene,
+    scene_of: Int[np.ndarray, " runs"],
+    log_weight: Float[np.ndarray, " runs"],
+) -> tuple[Result, Float[np.ndarray, " runs"]]:
+    """The mixture over the runs of each scene, and the posterior weight of each run.
+
+    Match probabilities and pose moments are those of the mixture; the partition is the most
+    probable one, where a method lists them, and else that of the best run.
+
+    Args:
+        found: a result for each run.
+        scene_of: the scene of each run.
+        log_weight: evidence or ELBO of each run, with the prior of its condition.
+    """
+    num_scenes = len(scenes.points)
+    total = np.array([logsumexp(log_weight[scene_of == s]) for s in range(num_scenes)])
+    weight = np.exp(log_weight - total[scene_of])
+    best = np.array(
+        [np.flatnonzero(scene_of == s)[weight[scene_of == s].argmax()] for s in range(num_scenes)]
+    )
+    mean = average(found.pose_mean, scene_of, weight, num_scenes)
+    shift = found.pose_mean - mean[scene_of]
+    covariance = found.pose_covariance + shift[..., :, None] * shift[..., None, :]
+    details: dict[str, Any] = {
+        name: np.asarray(found.details[name])[best]
+        for name in ("best_match", "sparse", "attempt")
+        if name in found.details
+    }
+    labels = found.object[best]
+    if "partitions" in found.details:
+        listed = [
+            _merged(found.details["partitions"], weight, scene_of == s) for s in range(num_scenes)
+        ]
+        details["partitions"] = listed
+        labels = np.stack([partitions[0][0] for partitions in listed])
+    is_exact = found.log_evidence is not None
+    result = replace(
+        found,
+        scene=scenes,
+        match_probs=average(found.match_probs, scene_of, weight, num_scenes),
+        pose_mean=mean,
+        pose_covariance=average(covariance, scene_of, weight, num_scenes),
+        object=labels,
+        converged=found.converged[best],
+        steps=found.steps[best],
+        elbo=None if is_exact else total,
+        log_evidence=total if is_exact else None,
+        history=None,
+        details=details,
+    )
+    return result, weight
+
+
+def average(
+    values: Float[np.ndarray, "runs ..."],
+    scene_of: Int[np.ndarray, " runs"],
+    weight: Float[np.ndarray, " runs"],
+    num_scenes: int,
+) -> Float[np.ndarray, "scenes ..."]:
+    """The weighted mean over the runs of each scene."""
+    result = np.zeros((num_scenes, *values.shape[1:]))
+    np.add.at(result, scene_of, weight.reshape(-1, *(1,) * (values.ndim - 1)) * values)
+    return result
+
+
+def _merged(
+    partitions: list[list[tuple[np.ndarray, float]]],
+    weight: Float[np.ndarray, " runs"],
+    chosen: Bool[np.ndarray, " runs"],
+) -> list[tuple[np.ndarray, float]]:
+    """The partitions of some runs together: a grouping's probabilities under them add up."""
+    known: dict[bytes, tuple[np.ndarray, float]] = {}
+    for run in np.flatnonzero(chosen):
+        for labels, probability in partitions[run]:
+            name = (labels[:, None] == labels).tobytes()
+            first, so_far = known.get(name, (labels, 0.0))
+            known[name] = (first, so_far + float(weight[run]) * probability)
+    ranked = sorted(known.values(), key=lambda pair: -pair[1])
+    return ranked[: max(len(p) for p in partitions)]
