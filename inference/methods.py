@@ -9,7 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from inference import cavi, exact, gibbs, nuts, ransac, svi
 from inference.result import Result
-from models.constellation import PARTS, constellation, published_mixture
+from models.constellation import (
+    PARTS,
+    constellation,
+    presence_constellation,
+    published_mixture,
+)
 from models.errors import InputError
 from models.reading import Program
 from models.scenes import Scene, check_scene
@@ -73,8 +78,14 @@ METHODS: dict[str, Method] = {
 }
 """Budgets of the sampling methods are those of a first look; call their `run` for more."""
 
-PRIORS: dict[str, Callable[..., Any]] = {"uniform": constellation}
-"""The program of each prior over matches; it takes `match_prior`, `parts` and `precision`."""
+PRIORS: dict[str, Callable[..., Any]] = {
+    "uniform": constellation,
+    "presence": presence_constellation,
+}
+"""The program of each prior over matches; it takes `parts` and `precision`."""
+
+_WITH_PRESENCE = ("ds", "exact")
+"""Methods that try every set of present objects."""
 
 
 class Preset(NamedTuple):
@@ -125,6 +136,12 @@ def program_of(
     ):
         if value not in known:
             raise InputError(f"there is no {what} {value!r}; choose from {', '.join(known)}")
+    if prior == "presence" and (method not in _WITH_PRESENCE or preset != "default"):
+        raise InputError(
+            f"the prior 'presence' is for the methods {' and '.join(_WITH_PRESENCE)} with the "
+            f"preset 'default', got {method!r} with {preset!r}; choose one of those, or the prior "
+            "'uniform'"
+        )
     return _program(method, None if objects is None else tuple(objects), precision, prior, preset)
 
 
@@ -175,7 +192,7 @@ def _program(
 ) -> Program:
     own = PRESETS[preset].get(method, Preset({})).program
     given: dict[str, Any] = {"parts": templates(objects)}
-    if own is None:
+    if own is None and prior == "uniform":
         given["match_prior"] = METHODS[method].match_prior
     if precision is not None:
         given["precision"] = precision
