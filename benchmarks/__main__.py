@@ -5,13 +5,14 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cavi, exact, memory, methods
+from benchmarks import cavi, exact, memory, methods, quality
 
 BENCHMARKS = {
     "cavi": cavi.rows,
     "exact": exact.rows,
     "memory": memory.rows,
     "methods": methods.rows,
+    "quality": quality.rows,
 }
 
 

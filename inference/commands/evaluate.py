@@ -20,7 +20,9 @@ COMPILATION = "/jax/core/compile/"
 def evaluate(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes with their truth.")],
     method: Annotated[str, typer.Option(help="The method: ds, gmm, ransac, exact, ....")] = "ds",
-    prior: Annotated[str, typer.Option(help="The prior over matches.")] = "uniform",
+    prior: Annotated[
+        str, typer.Option(help="The prior over matches: uniform (the paper's) or presence.")
+    ] = "uniform",
     preset: Annotated[
         str,
         typer.Option(

@@ -21,7 +21,9 @@ def infer(
         Path, typer.Argument(metavar="FILE", help="A scene file, or a .csv or .json of points.")
     ],
     method: Annotated[str, typer.Option(help="How to infer: ds, gmm, ransac, exact, ....")] = "ds",
-    prior: Annotated[str, typer.Option(help="The prior over matches.")] = "uniform",
+    prior: Annotated[
+        str, typer.Option(help="The prior over matches: uniform (the paper's) or presence.")
+    ] = "uniform",
     index: Annotated[
         int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
     ] = 0,
