@@ -55,7 +55,7 @@ def run(
     scene: Scene,
     key: Array | int = 0,
     *,
-    restarts: int = 32,
+    restarts: int = 16,
     start: Literal["poses", "uniform"] = "poses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax", "two_sweeps"] = "auto",
     schedule: Schedule = _DEFAULT,
@@ -81,7 +81,7 @@ def run(
     """
     began = time.perf_counter()
     if restarts < 1:
-        raise InputError(f"wanted at least one restart, got {restarts}; try 32")
+        raise InputError(f"wanted at least one restart, got {restarts}; try 16")
     scenes = check_scene(scene).batch()
     if presence.has_presence(program, scenes.take(0)):
         solve = partial(
