@@ -78,19 +78,22 @@ def draw(key: Array, model: Conjugate, plan: Plan, tables: Tables, count: int) -
         point = _points_of(placed, cell)
         match = match.at[jnp.arange(count)[:, None], point].set(jnp.asarray(plan.parts[k]))
     match = match[:, : plan.num_points]
-    return Draws(match, _draw_poses(key, model, match))
+    return Draws(match, _draw_poses(key, model, plan, match))
 
 
 def _draw_poses(
-    key: Array, model: Conjugate, match: Int[Array, "draws M"]
+    key: Array, model: Conjugate, plan: Plan, match: Int[Array, "draws M"]
 ) -> Float[Array, "draws K p"]:
     """At a single match the coordinate update of q(Y) is the exact posterior."""
     count, num_points = match.shape
     num_parts = model.parts.F.shape[0]
+    owner = np.empty(num_parts, int)
+    for k, parts in enumerate(plan.parts):
+        owner[parts] = k
     one_hot = jnp.moveaxis(jax.nn.one_hot(match, num_parts, dtype=float), 0, -1)
     padded = jnp.pad(one_hot, [(0, num_parts - num_points), (0, 0), (0, 0)])
     precision = fixed_precision(model, jnp.ones(count))
-    pose = update_pose(model, np.asarray(model.parts.owner)[..., 0], padded, precision)
+    pose = update_pose(model, owner, padded, precision)
     factor = jnp.linalg.cholesky(jnp.transpose(pose.covariance, (3, 2, 0, 1)))
     noise = jax.random.normal(key, factor.shape[:-1])
     return jnp.transpose(pose.mean, (2, 1, 0)) + jnp.einsum("dkpq,dkq->dkp", factor, noise)
