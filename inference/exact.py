@@ -35,13 +35,16 @@ from models.reading import (
     check_program,
     read,
     read_batch,
+    templates_alike,
     trace_pieces,
     what_varies,
 )
 from models.scenes import Layout, Scene, check_scene
 
-NUM_PARTITIONS = 4
-"""Most probable partitions that are reported."""
+NUM_PARTITIONS = presence.NUM_PARTITIONS
+NUM_GIVEN_PRESENCE = 16
+"""Partitions that are listed where it is given which objects are present: their probabilities are
+added up over the sets of present objects, so no set should leave out one of weight."""
 
 _CELLS = 1 << 19  # grid cells of an object, times scenes, that are worked on at a time
 
@@ -99,7 +102,8 @@ def run(
         pose_mean[some] = np.moveaxis(solution.moments.pose_mean, -1, 0)
         pose_covariance[some] = np.moveaxis(solution.moments.pose_covariance, -1, 0)
         log_sum[some] = solution.log_sum + math.lgamma(dummies.shape[1] + 1)
-        for s, found in zip(some, _partitions(plan, solution, points, num_rows), strict=True):
+        listed = _partitions(plan, solution, points, num_rows, _num_listed(scenes.layout))
+        for s, found in zip(some, listed, strict=True):
             partitions[s] = found
         finished += len(some)
         if progress is not None:
@@ -208,7 +212,9 @@ def _solver(
 ) -> Callable[[Scene, Int[AnyArray, "scenes N"]], Solution]:
     """Compiled once for each number of points."""
     plan = _plan(program, num_points, layout)
-    swaps = math.prod(math.factorial(plan.template.count(first)) for first in set(plan.template))
+    template = trace_pieces(program, layout, templates_alike)
+    swaps = math.prod(math.factorial(template.count(first)) for first in set(template))
+    num_listed = _num_listed(layout)
 
     @jax.jit
     def solve(scenes: Scene, order: Int[AnyArray, "scenes N"]) -> Solution:
@@ -216,7 +222,7 @@ def _solver(
         return Solution(
             tables.evidence,
             moments(plan, tables),
-            best_parses(plan, tables, NUM_PARTITIONS * min(swaps, NUM_PARTITIONS)),
+            best_parses(plan, tables, num_listed * min(swaps, NUM_PARTITIONS)),
             best_match(plan, tables),
             fits,
         )
@@ -276,8 +282,16 @@ def _known_normalizer(program: Program, scenes: Scene) -> Float[np.ndarray, " sc
     return values
 
 
+def _num_listed(layout: Layout) -> int:
+    return NUM_PARTITIONS if layout.num_objects is None else NUM_GIVEN_PRESENCE
+
+
 def _partitions(
-    plan: Plan, solution: Solution, points: Int[np.ndarray, "some M"], num_rows: int
+    plan: Plan,
+    solution: Solution,
+    points: Int[np.ndarray, "some M"],
+    num_rows: int,
+    num_listed: int,
 ) -> Iterator[list[tuple[Int[np.ndarray, " N"], float]]]:
     """Most probable partitions of each scene: the object of each row, and the probability.
 
@@ -294,4 +308,4 @@ def _partitions(
                 full = np.full(num_rows, -1)
                 full[rows] = labels[i, j]
                 found[name] = (full, float(min(probability[i, j], 1.0)))
-        yield list(found.values())[:NUM_PARTITIONS]
+        yield list(found.values())[:num_listed]

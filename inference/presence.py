@@ -2,7 +2,7 @@
 
 Given which objects are present a program is an ordinary one, with its evidence or ELBO. The sets
 are weighed by it: the evidence of the scene is the sum over sets, and so is a lower bound on it.
-Sets that differ only in which of several identical templates is present are tried once.
+Sets that differ only in which of several objects that are alike is present are tried once.
 """
 
 import itertools
@@ -23,6 +23,12 @@ from models.scenes import Scene
 MAX_OBJECTS = 12
 """Objects beyond which the 2^K sets are refused."""
 
+NUM_PARTITIONS = 4
+"""Most probable partitions that are reported."""
+
+NUM_SETS = 4
+"""Most probable sets of present objects that are reported."""
+
 Solve = Callable[[Program, Scene], Result]
 """A method with its settings; its result has a value for each scene of a batch."""
 
@@ -36,11 +42,14 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
     """Solve each scene for each set of present objects, in one batch, and weigh the sets.
 
     The result is the mixture over sets: its match probabilities and pose moments, and in `details`
-    `presence`, the probability of each object being present (of identical objects, the first are
-    named first), and `presence_sets`, the most probable sets with their probabilities.
+    `presence`, the probability of each object being present, and `presence_sets`, the most probable
+    sets with their probabilities. Sets name the first of objects that are alike first, and so do
+    the probabilities of a variational result; those of an exact one are the same for all of them.
+
+    A partition's probability is the sum of those under each set that lists it; what it has under
+    sets where it is far down the ranks is left out.
     """
-    sets, ways = _sets(program, scenes.take(0))
-    log_prior = _log_prior(program, scenes, sets) + np.log(ways)
+    sets, ways, log_prior, alike = _sets(program, scenes)
     possible = np.isfinite(log_prior)
     if not possible.any(axis=1).all():
         size = int(scenes.present.sum(axis=1)[~possible.any(axis=1)][0])
@@ -61,13 +70,15 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
         np.add.at(result, scene, weight.reshape(-1, *(1,) * (values.ndim - 1)) * values)
         return result
 
-    mean = mixed(found.pose_mean)
-    shift = found.pose_mean - mean[scene]
+    even = alike if found.log_evidence is not None else np.eye(len(alike))
+    mean = even @ mixed(found.pose_mean)
+    outer = found.pose_mean[..., :, None] * found.pose_mean[..., None, :]
+    second = np.einsum("jk,skpq->sjpq", even, mixed(found.pose_covariance + outer))
     best = np.array(
         [np.flatnonzero(scene == s)[weight[scene == s].argmax()] for s in range(len(total))]
     )
     details: dict[str, Any] = {
-        "presence": mixed(sets[which].astype(float)),
+        "presence": mixed(sets[which].astype(float)) @ even,
         "presence_sets": [
             _ranked(sets[which[scene == s]], weight[scene == s]) for s in range(len(total))
         ],
@@ -83,9 +94,9 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
     return replace(
         found,
         scene=scenes,
-        match_probs=mixed(found.match_probs),
+        match_probs=mixed(found.match_probs) @ _of_parts(even, found.owner),
         pose_mean=mean,
-        pose_covariance=mixed(found.pose_covariance + shift[..., :, None] * shift[..., None, :]),
+        pose_covariance=second - mean[..., :, None] * mean[..., None, :],
         object=objects,
         converged=found.converged[best],
         steps=found.steps[best],
@@ -97,43 +108,69 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
 
 
 def _sets(
-    program: Program, scene: Scene
-) -> tuple[Bool[np.ndarray, "sets K"], Int[np.ndarray, " sets"]]:
-    """Sets of present objects up to swaps of identical ones, and how many ways each stands for."""
-    template = trace_pieces(program, scene.layout, templates_alike)
-    if len(template) > MAX_OBJECTS:
+    program: Program, scenes: Scene
+) -> tuple[
+    Bool[np.ndarray, "sets K"],
+    Int[np.ndarray, " sets"],
+    Float[np.ndarray, "scenes sets"],
+    Float[np.ndarray, "K K"],
+]:
+    """Sets of present objects up to swaps of those that are alike.
+
+    With them: how many sets each stands for, its log prior at each scene, -inf where no match is
+    possible, and the matrix that averages over objects that are alike.
+    """
+    template = np.array(trace_pieces(program, scenes.take(0).layout, templates_alike))
+    num_objects = len(template)
+    if num_objects > MAX_OBJECTS:
         raise InputError(
-            f"the program has {len(template)} objects, 2^{len(template)} sets of present ones, "
+            f"the program has {num_objects} objects, 2^{num_objects} sets of present ones, "
             f"more than the limit of 2^{MAX_OBJECTS}; use a program without a presence site"
         )
-    known: dict[tuple[int, ...], list[Any]] = {}
-    for flags in itertools.product((True, False), repeat=len(template)):
-        name = tuple(sorted(template[k] for k, here in enumerate(flags) if here))
-        entry = known.setdefault(name, [np.array(flags), 0])
-        entry[1] += 1
-    vectors, ways = zip(*known.values(), strict=True)
-    return np.stack(vectors), np.array(ways)
+    sets = np.array(list(itertools.product((True, False), repeat=num_objects)))
+    constants = [_log_constants(program, scenes, flags) for flags in sets]
+    log_data, normalizer = (np.stack(column, axis=1) for column in zip(*constants, strict=True))
+    for k, first in enumerate(template):  # alike only if a swap changes nothing
+        order = np.arange(num_objects)
+        order[[first, k]] = k, first
+        swapped = _place(sets[:, order])
+        if not all(np.allclose(x, x[:, swapped]) for x in (log_data, normalizer)):
+            template[k] = k
+    known: dict[tuple[int, ...], list[int]] = {}
+    for place, flags in enumerate(sets):
+        known.setdefault(tuple(sorted(template[flags])), []).append(place)
+    chosen = np.array([places[0] for places in known.values()])
+    ways = np.array([len(places) for places in known.values()])
+    log_prior = np.where(np.isfinite(normalizer), log_data, -np.inf)[:, chosen] + np.log(ways)
+    alike = (template[:, None] == template).astype(float)
+    return sets[chosen], ways, log_prior, alike / alike.sum(axis=0)
 
 
-def _log_prior(
-    program: Program, scenes: Scene, sets: Bool[np.ndarray, "sets K"]
-) -> Float[np.ndarray, "scenes sets"]:
-    """Log probability of each set and of all data but the points, for each scene.
+def _place(sets: Bool[np.ndarray, "sets K"]) -> Int[np.ndarray, " sets"]:
+    """Where sets stand in the list of all of them, the full set first."""
+    return (~sets) @ (1 << np.arange(sets.shape[1])[::-1])
 
-    It is -inf where no match is possible.
-    """
-    columns = []
-    for flags in sets:
-        given = scenes._replace(presence=np.tile(flags, (len(scenes.points), 1)))
-        explained = np.isfinite(log_prior_normalizer(program, given, or_bound=True))
-        columns.append(np.where(explained, data_log_prob(program, given), -np.inf))
-    return np.stack(columns, axis=1)
+
+def _log_constants(
+    program: Program, scenes: Scene, flags: Bool[np.ndarray, " K"]
+) -> tuple[Float[np.ndarray, " scenes"], Float[np.ndarray, " scenes"]]:
+    """Log probability of a set and of all data but the points, and of the match prior's sum."""
+    given = scenes._replace(presence=np.tile(flags, (len(scenes.points), 1)))
+    return data_log_prob(program, given), log_prior_normalizer(program, given, or_bound=True)
+
+
+def _of_parts(
+    even: Float[np.ndarray, "K K"], owner: Int[np.ndarray, " N"]
+) -> Float[np.ndarray, "N N"]:
+    """The same average over parts: those in the same place of objects that are alike."""
+    place = np.array([np.sum(owner[:n] == owner[n]) for n in range(len(owner))])
+    return even[np.ix_(owner, owner)] * (place[:, None] == place)
 
 
 def _ranked(
-    sets: Bool[np.ndarray, "sets K"], weight: Float[np.ndarray, " sets"], count: int = 4
+    sets: Bool[np.ndarray, "sets K"], weight: Float[np.ndarray, " sets"]
 ) -> list[tuple[np.ndarray, float]]:
-    order = np.argsort(-weight, kind="stable")[:count]
+    order = np.argsort(-weight, kind="stable")[:NUM_SETS]
     return [(sets[i], float(weight[i])) for i in order]
 
 
@@ -150,4 +187,4 @@ def _merged(
             first, so_far = known.get(name, (labels, 0.0))
             known[name] = (first, so_far + float(weight[run]) * probability)
     ranked = sorted(known.values(), key=lambda pair: -pair[1])
-    return ranked[: max(len(p) for p in partitions)]
+    return ranked[:NUM_PARTITIONS]
