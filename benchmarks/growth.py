@@ -80,11 +80,11 @@ def _seconds(names: tuple[str, ...], num_points: int) -> float:
     """Of one scene, in a batch; the time does not depend on where the points are."""
     parts = stack(shapes(*names))
     program = functools.partial(constellation, parts=parts)
-    num_scenes = 256 if num_points < 12 else 8
+    num_scenes, repeats = (256, 2) if num_points < 12 else (64, 1)
     points = np.random.default_rng(0).uniform(-1, 1, (num_scenes, parts.num_parts, 2))
     present = np.tile(np.arange(parts.num_parts) < num_points, (num_scenes, 1))
     scenes = Scene(np.where(present[..., None], points, 0.0), present)
-    return best_time(lambda: exact.run(program, scenes).match_probs, repeats=2) / num_scenes
+    return best_time(lambda: exact.run(program, scenes).match_probs, repeats) / num_scenes
 
 
 def _row(names: tuple[str, ...], num_points: int, seconds: float) -> tuple[str, str, str, str]:
