@@ -109,7 +109,7 @@ def compare(sigma: float, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Level
 
 def draw(levels: list[Level]) -> None:
     """What became of the scenes, and how far the ELBO is below the evidence."""
-    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 4.0), layout="constrained")
     bars, gaps = figure.subplots(1, 2, width_ratios=(1, 1.1))
     _draw_kinds(bars, levels)
     _draw_gaps(gaps, levels)
@@ -127,7 +127,7 @@ def _draw_kinds(axes: Axes, levels: list[Level]) -> None:
                 axes.text(place, bottom + height / 2, f"{height:.2f}", ha="center", va="center")
         below += heights
     names = [
-        f"σ = {level.sigma:g}\n{len(level.gap)} scenes, {level.tied.sum()} tied" for level in levels
+        f"σ = {level.sigma:g}\n{len(level.gap)} scenes\n{level.tied.sum()} tied" for level in levels
     ]
     axes.set_xticks(places, names)
     axes.set(ylabel="share of scenes", ylim=(0, 1), title="partitions of coordinate ascent")
@@ -151,7 +151,7 @@ def _draw_gaps(axes: Axes, levels: list[Level]) -> None:
     axes.set(title="ELBO gap, by the partition found", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def _same(first: Int[np.ndarray, " N"], second: Int[np.ndarray, " N"]) -> bool:

@@ -6,7 +6,6 @@ of its parts or leave it to the others, and there are K^M labellings, which give
 object. Both are listed, so this is for small scenes. Scene axes last, as in `enumeration`.
 """
 
-import itertools
 from typing import NamedTuple
 
 import jax
@@ -234,7 +233,7 @@ def _list_maps(num_points: int, num_parts: int) -> Maps:
 
 
 def _products(size: int, repeat: int) -> Int[np.ndarray, "all repeat"]:
-    return np.array(list(itertools.product(range(size), repeat=repeat)), int)
+    return np.indices((size,) * repeat).reshape(repeat, -1).T
 
 
 def _refuse_if_too_large(num_points: int, sizes: tuple[int, ...], pose_dim: int) -> None:
