@@ -34,6 +34,18 @@ class Plan(NamedTuple):
     levels: tuple[Level, ...]
     num_points: int
 
+    @property
+    def num_cells(self) -> int:
+        """Terms that are worked on at a time, for each scene."""
+        return max(placed.subset.size for placed in self.placed)
+
+    @property
+    def owner(self) -> Int[np.ndarray, " N"]:
+        """The object that each part belongs to."""
+        return np.repeat(np.arange(len(self.parts)), [len(p) for p in self.parts])[
+            np.argsort(np.concatenate(self.parts))
+        ]
+
 
 class Grid(NamedTuple):
     """The log weight of every pair of rows of `Placements`, prior included.
@@ -124,7 +136,7 @@ def object_grid(
 
         1/2 h' C h = 1/2 h_left' C h_left + h_left' C h_right + 1/2 h_right' C h_right.
     """
-    score, votes = _pair_terms(model, parts, num_points)
+    score, votes = pair_terms(model, parts, num_points)
     half = placed.left.shape[1]
     left_met, right_met = (met.astype(float) for met in (placed.left_met, placed.right_met))
     F = model.parts.F[parts]
@@ -158,7 +170,7 @@ def object_grid(
     return Grid(jnp.maximum(log_weight, LOG_ZERO), left_mean, right_mean, covariance)
 
 
-def _pair_terms(
+def pair_terms(
     model: Conjugate, parts: Int[np.ndarray, " n"], num_points: int
 ) -> tuple[Float[Array, "M+1 n *scenes"], Float[Array, "M+1 n p *scenes"]]:
     """Each point as each part: its log weight at the part's offset, and its vote for the pose.

@@ -1,4 +1,7 @@
-"""Exact inference: every match is summed over (`inference.enumeration`), on the program itself."""
+"""Exact inference: every match is summed over, on the program itself.
+
+`inference.enumeration` sums over permutations, `inference.assignments` over those of a mixture.
+"""
 
 import functools
 import math
@@ -10,21 +13,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 from scipy.stats import gamma
 
-from inference import presence
+from inference import assignments, presence
+from inference.assignments import Listing
 from inference.enumeration import (
     Moments,
     Plan,
-    Tables,
     make_plan,
     moments,
     sum_over_matches,
 )
-from inference.mixture import average, mix
+from inference.mixture import NUM_PARTITIONS, average, mix
 from inference.normalizer import data_log_prob, log_prior_normalizer
-from inference.parses import Draws, Parses, best_match, best_parses, draw, group_labels
+from inference.parses import Draws, best_match, best_parses, draw, group_labels
 from inference.result import Result
 from models import AnyArray
 from models.errors import InputError
@@ -37,13 +41,15 @@ from models.reading import (
     check_program,
     read,
     read_batch,
+    templates_alike,
     trace_pieces,
     what_varies,
 )
 from models.scenes import Layout, Scene, check_scene
 
-NUM_PARTITIONS = 4
-"""Most probable partitions that are reported."""
+NUM_GIVEN_PRESENCE = 16
+"""Partitions that are listed where it is given which objects are present: their probabilities are
+added up over the sets of present objects, so no set should leave out one of weight."""
 
 _TAIL, _SPACING = 1e-6, 0.25  # of the grid over the log precision
 
@@ -54,8 +60,11 @@ class Solution(NamedTuple):
     """What the sum gives for scenes with the same number of points, which come first."""
 
     log_sum: Float[AnyArray, " scenes"]
+    """Over the matches of all rows, dummies too."""
     moments: Moments
-    parses: Parses
+    labels: Int[AnyArray, "M best scenes"]
+    """The object of each point in the most probable partitions; some may be there twice."""
+    label_probs: Float[AnyArray, "best scenes"]
     best_match: Int[AnyArray, "M scenes"]
     fits: Bool[AnyArray, " scenes"]
     """Whether the rows are what the sum takes them for."""
@@ -135,16 +144,14 @@ def _solved(
     partitions: list[list[tuple[np.ndarray, float]]] = [[] for _ in sizes]
     finished = 0
     for some, plan, solution in _solutions(program, scenes, order, sizes, precision):
-        points, dummies = order[some, : plan.num_points], order[some, plan.num_points :]
-        of_points = np.moveaxis(solution.moments.match_probs, -1, 0)
-        left = 1.0 - of_points.sum(axis=1, keepdims=True)
-        match_probs[some[:, None], points] = of_points
-        match_probs[some[:, None], dummies] = left / max(dummies.shape[1], 1)
+        points = order[some, : plan.num_points]
+        match_probs[some[:, None], order[some]] = np.moveaxis(solution.moments.match_probs, -1, 0)
         parts[some[:, None], points] = solution.best_match.T
         pose_mean[some] = np.moveaxis(solution.moments.pose_mean, -1, 0)
         pose_covariance[some] = np.moveaxis(solution.moments.pose_covariance, -1, 0)
-        log_sum[some] = solution.log_sum + math.lgamma(dummies.shape[1] + 1)
-        for s, found in zip(some, _partitions(plan, solution, points, num_rows), strict=True):
+        log_sum[some] = solution.log_sum
+        listed = _partitions(solution, points, num_rows, _num_listed(scenes.layout))
+        for s, found in zip(some, listed, strict=True):
             partitions[s] = found
         finished += len(some)
         if progress is not None:
@@ -198,10 +205,10 @@ def _checked(program: Program, scene: Scene) -> Conjugate:
     check_program(program, scene)
     check_conjugate(program, scene)
     example = read(program, scene)
-    if example.match_family is MixtureMatch:
+    if example.part_prior is not None:
         raise InputError(
-            "exact inference sums over permutations, but the match prior is a MixtureMatch; use "
-            "PermutationMatch or DoublyStochasticMatch in the program, or the method gmm"
+            "exact inference wants fixed part probabilities, but the program has a site "
+            "'part_probs' with a Dirichlet prior; fix them in the program, or use the method gmm"
         )
     return example
 
@@ -219,15 +226,14 @@ def _solutions(
     order: Int[np.ndarray, "scenes N"],
     sizes: Int[np.ndarray, " scenes"],
     precision: Float[np.ndarray, " scenes"] | None,
-) -> Iterator[tuple[Int[np.ndarray, " some"], Plan, Solution]]:
+) -> Iterator[tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]]:
     """Solve scenes of the same number of points together, some at a time."""
     layout = scenes.layout
     for num_points in np.unique(sizes):
         plan = _plan(program, int(num_points), layout)
         solve = _solver(program, int(num_points), layout)
         chosen = np.flatnonzero(sizes == num_points)
-        cells = max(placed.subset.size for placed in plan.placed)
-        chunk = 1 << max(0, min(32, len(chosen), _CELLS // cells) - 1).bit_length()
+        chunk = 1 << max(0, min(32, len(chosen), _CELLS // plan.num_cells) - 1).bit_length()
         for start in range(0, len(chosen), chunk):
             some = chosen[start : start + chunk]
             padded = np.resize(some, chunk)
@@ -248,8 +254,12 @@ def _first(solution: Solution, count: int) -> Solution:
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(program: Program, num_points: int, layout: Layout) -> Plan:
-    return trace_pieces(program, layout, lambda pieces: make_plan(pieces, num_points))
+def _plan(program: Program, num_points: int, layout: Layout) -> Plan | Listing:
+    def plan(pieces: Conjugate) -> Plan | Listing:
+        is_mixture = pieces.match_family is MixtureMatch
+        return (assignments.make_listing if is_mixture else make_plan)(pieces, num_points)
+
+    return trace_pieces(program, layout, plan)
 
 
 @functools.lru_cache(maxsize=64)
@@ -258,22 +268,55 @@ def _solver(
 ) -> Callable[[Scene, Int[AnyArray, "scenes N"], AnyArray | None], Solution]:
     """Compiled once for each number of points."""
     plan = _plan(program, num_points, layout)
-    swaps = math.prod(math.factorial(plan.template.count(first)) for first in set(plan.template))
+    template = trace_pieces(program, layout, templates_alike)
+    swaps = math.prod(math.factorial(template.count(first)) for first in set(template))
+    num_listed = _num_listed(layout)
 
     @jax.jit
     def solve(
         scenes: Scene, order: Int[AnyArray, "scenes N"], precision: AnyArray | None
     ) -> Solution:
-        _, fits, tables = _summed(program, plan, layout, scenes, order, precision)
-        return Solution(
-            tables.evidence,
-            moments(plan, tables),
-            best_parses(plan, tables, NUM_PARTITIONS * min(swaps, NUM_PARTITIONS)),
-            best_match(plan, tables),
-            fits,
-        )
+        model, fits = _ordered(program, plan, layout, scenes, order, precision)
+        if isinstance(plan, Listing):
+            return _solve_mixture(model, plan, num_listed, fits)
+        return _solve_permutations(model, plan, num_listed * min(swaps, NUM_PARTITIONS), fits)
 
     return solve
+
+
+def _solve_permutations(
+    model: Conjugate, plan: Plan, num_parses: int, fits: Bool[Array, " scenes"]
+) -> Solution:
+    tables = sum_over_matches(model, plan)
+    found = moments(plan, tables)
+    num_dummies = len(model.points) - plan.num_points
+    left = 1.0 - found.match_probs.sum(axis=0, keepdims=True)  # the dummies are all alike
+    dummies = jnp.repeat(left / max(num_dummies, 1), num_dummies, axis=0)
+    parses = best_parses(plan, tables, num_parses)
+    return Solution(
+        tables.evidence + math.lgamma(num_dummies + 1),
+        found._replace(match_probs=jnp.concatenate([found.match_probs, dummies])),
+        jnp.moveaxis(group_labels(plan, parses.position), -1, 0),
+        jnp.exp(parses.log_weight - tables.evidence),
+        best_match(plan, tables),
+        fits,
+    )
+
+
+def _solve_mixture(
+    model: Conjugate, listing: Listing, num_partitions: int, fits: Bool[Array, " scenes"]
+) -> Solution:
+    sums = assignments.sum_over_assignments(model, listing)
+    dummies = logsumexp(model.match_logits[listing.num_points :], axis=1).sum(axis=0)
+    labels, probs = assignments.best_partitions(listing, sums, num_partitions)
+    return Solution(
+        sums.evidence + dummies,
+        assignments.moments(model, listing, sums),
+        jnp.moveaxis(labels, -1, 0),
+        probs,
+        assignments.best_match(listing, sums),
+        fits,
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -284,21 +327,24 @@ def _sampler(
 
     @jax.jit
     def sampler(key: Array, scenes: Scene, order: Int[AnyArray, "1 N"]) -> Draws:
-        model, _, tables = _summed(program, plan, layout, scenes, order, None)
-        return draw(key, model, plan, tables, num_draws)
+        model, _ = _ordered(program, plan, layout, scenes, order, None)
+        if isinstance(plan, Listing):
+            sums = assignments.sum_over_assignments(model, plan)
+            return assignments.draw(key, model, plan, sums, num_draws)
+        return draw(key, model, plan, sum_over_matches(model, plan), num_draws)
 
     return sampler
 
 
-def _summed(
+def _ordered(
     program: Program,
-    plan: Plan,
+    plan: Plan | Listing,
     layout: Layout,
     scenes: Scene,
     order: Int[AnyArray, "scenes N"],
     precision: AnyArray | None,
-) -> tuple[Conjugate, Bool[Array, " scenes"], Tables]:
-    """The model with its points first, whether its rows fit the plan, and the sums."""
+) -> tuple[Conjugate, Bool[Array, " scenes"]]:
+    """The model with its points first, and whether its rows are what the sum takes them for."""
     model = read_batch(program, scenes, what_varies(program, layout))
 
     def reorder(x: Array) -> Array:
@@ -315,10 +361,11 @@ def _summed(
         variance = model.parts.variance / precision
         model = replace(model, parts=model.parts._replace(variance=variance))
     is_point = np.arange(layout.num_rows)[:, None, None] < plan.num_points
-    dummies = model.match_logits[plan.num_points :]
-    alike = jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))
-    fits = jnp.all(model.seen == is_point, axis=(0, 1)) & alike
-    return model, fits, sum_over_matches(model, plan)
+    fits = jnp.all(model.seen == is_point, axis=(0, 1))
+    if isinstance(plan, Plan):
+        dummies = model.match_logits[plan.num_points :]
+        fits &= jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))
+    return model, fits
 
 
 def _known_normalizer(program: Program, scenes: Scene) -> Float[np.ndarray, " scenes"]:
@@ -332,15 +379,19 @@ def _known_normalizer(program: Program, scenes: Scene) -> Float[np.ndarray, " sc
     return values
 
 
+def _num_listed(layout: Layout) -> int:
+    return NUM_PARTITIONS if layout.num_objects is None else NUM_GIVEN_PRESENCE
+
+
 def _partitions(
-    plan: Plan, solution: Solution, points: Int[np.ndarray, "some M"], num_rows: int
+    solution: Solution, points: Int[np.ndarray, "some M"], num_rows: int, num_listed: int
 ) -> Iterator[list[tuple[Int[np.ndarray, " N"], float]]]:
     """Most probable partitions of each scene: the object of each row, and the probability.
 
     Ways that group the points alike, such as two identical objects swapped, are one partition.
     """
-    labels = np.moveaxis(group_labels(plan, solution.parses.position), 1, 0)
-    probability = np.exp(solution.parses.log_weight - solution.log_sum).T
+    labels = solution.labels.T  # (scenes, best, M)
+    probability = solution.label_probs.T
     together = labels[..., :, None] == labels[..., None, :]
     for i, rows in enumerate(points):
         found: dict[bytes, tuple[np.ndarray, float]] = {}
@@ -350,4 +401,4 @@ def _partitions(
                 full = np.full(num_rows, -1)
                 full[rows] = labels[i, j]
                 found[name] = (full, float(min(probability[i, j], 1.0)))
-        yield list(found.values())[:NUM_PARTITIONS]
+        yield list(found.values())[:num_listed]

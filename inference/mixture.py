@@ -15,6 +15,9 @@ from scipy.special import logsumexp
 from inference.result import Result
 from models.scenes import Scene
 
+NUM_PARTITIONS = 4
+"""Most probable partitions that are reported."""
+
 
 def mix(
     found: Result,
@@ -96,4 +99,4 @@ def _merged(
             first, so_far = known.get(name, (labels, 0.0))
             known[name] = (first, so_far + float(weight[run]) * probability)
     ranked = sorted(known.values(), key=lambda pair: -pair[1])
-    return ranked[: max(len(p) for p in partitions)]
+    return ranked[:NUM_PARTITIONS]

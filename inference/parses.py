@@ -78,11 +78,11 @@ def draw(key: Array, model: Conjugate, plan: Plan, tables: Tables, count: int) -
         point = _points_of(placed, cell)
         match = match.at[jnp.arange(count)[:, None], point].set(jnp.asarray(plan.parts[k]))
     match = match[:, : plan.num_points]
-    return Draws(match, _draw_poses(key, model, plan, match))
+    return Draws(match, draw_poses(key, model, plan.owner, match))
 
 
-def _draw_poses(
-    key: Array, model: Conjugate, plan: Plan, match: Int[Array, "draws M"]
+def draw_poses(
+    key: Array, model: Conjugate, owner: Int[np.ndarray, " N"], match: Int[Array, "draws M"]
 ) -> Float[Array, "draws K p"]:
     """At a single match the coordinate update of q(Y) is the exact posterior."""
     count, num_points = match.shape
@@ -90,8 +90,6 @@ def _draw_poses(
     one_hot = jnp.moveaxis(jax.nn.one_hot(match, num_parts, dtype=float), 0, -1)
     padded = jnp.pad(one_hot, [(0, num_parts - num_points), (0, 0), (0, 0)])
     precision = fixed_precision(model, jnp.ones(count))
-    owner = np.repeat(np.arange(len(plan.parts)), [len(parts) for parts in plan.parts])
-    owner = owner[np.argsort(np.concatenate(plan.parts))]
     pose = update_pose(model, owner, padded, precision)
     factor = jnp.linalg.cholesky(jnp.transpose(pose.covariance, (3, 2, 0, 1)))
     noise = jax.random.normal(key, factor.shape[:-1])
@@ -161,11 +159,11 @@ def _partition_weight(
 
 
 def group_labels(
-    plan: Plan, position: Int[np.ndarray, "K best scenes"]
-) -> Int[np.ndarray, "best scenes M"]:
+    plan: Plan, position: Int[Array, "K best *scenes"]
+) -> Int[Array, "best *scenes M"]:
     """The object of each point in each of the parses."""
-    labels = np.full((*position.shape[1:], plan.num_points), -1)
+    labels = jnp.full((*position.shape[1:], plan.num_points), -1)
     for k, (placed, p) in enumerate(zip(plan.placed, position, strict=True)):
-        masks = np.append(placed.masks, 0)[p]
-        labels = np.where(members(masks, plan.num_points), k, labels)
+        taken = members(np.append(placed.masks, 0), plan.num_points)
+        labels = jnp.where(jnp.asarray(taken)[p], k, labels)
     return labels

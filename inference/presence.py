@@ -2,13 +2,12 @@
 
 Given which objects are present a program is an ordinary one, with its evidence or ELBO. The sets
 are weighed by it: the evidence of the scene is the sum over sets, and so is a lower bound on it.
-Sets that differ only in which of several identical templates is present are tried once.
+Sets that differ only in which of several objects that are alike is present are tried once.
 """
 
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -23,6 +22,9 @@ from models.scenes import Scene
 MAX_OBJECTS = 12
 """Objects beyond which the 2^K sets are refused."""
 
+NUM_SETS = 4
+"""Most probable sets of present objects that are reported."""
+
 Solve = Callable[[Program, Scene], Result]
 """A method with its settings; its result has a value for each scene of a batch."""
 
@@ -36,11 +38,14 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
     """Solve each scene for each set of present objects, in one batch, and weigh the sets.
 
     The result is the mixture over sets: its match probabilities and pose moments, and in `details`
-    `presence`, the probability of each object being present (of identical objects, the first are
-    named first), and `presence_sets`, the most probable sets with their probabilities.
+    `presence`, the probability of each object being present, and `presence_sets`, the most probable
+    sets with their probabilities. Sets name the first of objects that are alike first, and so do
+    the probabilities of a variational result; those of an exact one are the same for all of them.
+
+    A partition's probability is the sum of those under each set that lists it; what it has under
+    sets where it is far down the ranks is left out.
     """
-    sets, ways = _sets(program, scenes.take(0))
-    log_prior = _log_prior(program, scenes, sets) + np.log(ways)
+    sets, ways, log_prior, alike = _sets(program, scenes)
     possible = np.isfinite(log_prior)
     if not possible.any(axis=1).all():
         size = int(scenes.present.sum(axis=1)[~possible.any(axis=1)][0])
@@ -52,52 +57,92 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
     found = solve(program, scenes.take(scene)._replace(presence=sets[which]))
     value = found.elbo if found.log_evidence is None else found.log_evidence
     result, weight = mix(found, scenes, scene, np.asarray(value) + np.log(ways[which]))
+    even = alike if found.log_evidence is not None else np.eye(len(alike))
     flags = sets[which].astype(float)
     details = {
-        "presence": average(flags, scene, weight, len(scenes.points)),
+        "presence": average(flags, scene, weight, len(scenes.points)) @ even,
         "presence_sets": [
             _ranked(sets[which[scene == s]], weight[scene == s]) for s in range(len(scenes.points))
         ],
     }
-    return replace(result, details=result.details | details)
+    return replace(_evened(result, even), details=result.details | details)
+
+
+def _evened(result: Result, even: Float[np.ndarray, "K K"]) -> Result:
+    """The same result averaged over objects that are alike."""
+    mean = even @ result.pose_mean
+    outer = result.pose_mean[..., :, None] * result.pose_mean[..., None, :]
+    second = np.einsum("jk,skpq->sjpq", even, result.pose_covariance + outer)
+    return replace(
+        result,
+        match_probs=result.match_probs @ _of_parts(even, result.owner),
+        pose_mean=mean,
+        pose_covariance=second - mean[..., :, None] * mean[..., None, :],
+    )
 
 
 def _sets(
-    program: Program, scene: Scene
-) -> tuple[Bool[np.ndarray, "sets K"], Int[np.ndarray, " sets"]]:
-    """Sets of present objects up to swaps of identical ones, and how many ways each stands for."""
-    template = trace_pieces(program, scene.layout, templates_alike)
-    if len(template) > MAX_OBJECTS:
+    program: Program, scenes: Scene
+) -> tuple[
+    Bool[np.ndarray, "sets K"],
+    Int[np.ndarray, " sets"],
+    Float[np.ndarray, "scenes sets"],
+    Float[np.ndarray, "K K"],
+]:
+    """Sets of present objects up to swaps of those that are alike.
+
+    With them: how many sets each stands for, its log prior at each scene, -inf where no match is
+    possible, and the matrix that averages over objects that are alike.
+    """
+    template = np.array(trace_pieces(program, scenes.take(0).layout, templates_alike))
+    num_objects = len(template)
+    if num_objects > MAX_OBJECTS:
         raise InputError(
-            f"the program has {len(template)} objects, 2^{len(template)} sets of present ones, "
+            f"the program has {num_objects} objects, 2^{num_objects} sets of present ones, "
             f"more than the limit of 2^{MAX_OBJECTS}; use a program without a presence site"
         )
-    known: dict[tuple[int, ...], list[Any]] = {}
-    for flags in itertools.product((True, False), repeat=len(template)):
-        name = tuple(sorted(template[k] for k, here in enumerate(flags) if here))
-        entry = known.setdefault(name, [np.array(flags), 0])
-        entry[1] += 1
-    vectors, ways = zip(*known.values(), strict=True)
-    return np.stack(vectors), np.array(ways)
+    sets = np.array(list(itertools.product((True, False), repeat=num_objects)))
+    constants = [_log_constants(program, scenes, flags) for flags in sets]
+    log_data, normalizer = (np.stack(column, axis=1) for column in zip(*constants, strict=True))
+    for k, first in enumerate(template):  # alike only if a swap changes nothing
+        order = np.arange(num_objects)
+        order[[first, k]] = k, first
+        swapped = _place(sets[:, order])
+        if not all(np.allclose(x, x[:, swapped]) for x in (log_data, normalizer)):
+            template[k] = k
+    known: dict[tuple[int, ...], list[int]] = {}
+    for place, flags in enumerate(sets):
+        known.setdefault(tuple(sorted(template[flags])), []).append(place)
+    chosen = np.array([places[0] for places in known.values()])
+    ways = np.array([len(places) for places in known.values()])
+    log_prior = np.where(np.isfinite(normalizer), log_data, -np.inf)[:, chosen] + np.log(ways)
+    alike = (template[:, None] == template).astype(float)
+    return sets[chosen], ways, log_prior, alike / alike.sum(axis=0)
 
 
-def _log_prior(
-    program: Program, scenes: Scene, sets: Bool[np.ndarray, "sets K"]
-) -> Float[np.ndarray, "scenes sets"]:
-    """Log probability of each set and of all data but the points, for each scene.
+def _place(sets: Bool[np.ndarray, "sets K"]) -> Int[np.ndarray, " sets"]:
+    """Where sets stand in the list of all of them, the full set first."""
+    return (~sets) @ (1 << np.arange(sets.shape[1])[::-1])
 
-    It is -inf where no match is possible.
-    """
-    columns = []
-    for flags in sets:
-        given = scenes._replace(presence=np.tile(flags, (len(scenes.points), 1)))
-        explained = np.isfinite(log_prior_normalizer(program, given, or_bound=True))
-        columns.append(np.where(explained, data_log_prob(program, given), -np.inf))
-    return np.stack(columns, axis=1)
+
+def _log_constants(
+    program: Program, scenes: Scene, flags: Bool[np.ndarray, " K"]
+) -> tuple[Float[np.ndarray, " scenes"], Float[np.ndarray, " scenes"]]:
+    """Log probability of a set and of all data but the points, and of the match prior's sum."""
+    given = scenes._replace(presence=np.tile(flags, (len(scenes.points), 1)))
+    return data_log_prob(program, given), log_prior_normalizer(program, given, or_bound=True)
+
+
+def _of_parts(
+    even: Float[np.ndarray, "K K"], owner: Int[np.ndarray, " N"]
+) -> Float[np.ndarray, "N N"]:
+    """The same average over parts: those in the same place of objects that are alike."""
+    place = np.array([np.sum(owner[:n] == owner[n]) for n in range(len(owner))])
+    return even[np.ix_(owner, owner)] * (place[:, None] == place)
 
 
 def _ranked(
-    sets: Bool[np.ndarray, "sets K"], weight: Float[np.ndarray, " sets"], count: int = 4
+    sets: Bool[np.ndarray, "sets K"], weight: Float[np.ndarray, " sets"]
 ) -> list[tuple[np.ndarray, float]]:
-    order = np.argsort(-weight, kind="stable")[:count]
+    order = np.argsort(-weight, kind="stable")[:NUM_SETS]
     return [(sets[i], float(weight[i])) for i in order]

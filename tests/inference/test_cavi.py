@@ -380,9 +380,10 @@ def test_the_default_parses_the_published_scenes(shared_data):
 @pytest.mark.slow
 def test_five_uniform_restarts_on_the_published_scenes(shared_data):
     scenes = load_scenes(shared_data / "constellations_0.00.npz", limit=512)
-    found = cavi.run(constellation, scenes, 0, restarts=5, start="uniform")
+    options = {"restarts": 5, "start": "uniform", "fewest_points": 2.5}
+    found = cavi.run(constellation, scenes, 0, **options)
     accuracy = partition_metrics(scenes.object, found.object)["scene_accuracy"].mean()
-    assert accuracy >= 0.88 - 2 * np.sqrt(0.88 * 0.12 / 458)  # two standard errors of a share
+    assert accuracy >= 0.88
 
 
 @pytest.mark.slow

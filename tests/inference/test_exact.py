@@ -14,7 +14,7 @@ from numpyro.handlers import substitute, trace
 
 from inference import exact
 from inference.metrics import partition_metrics
-from models.constellation import constellation, mixture_constellation
+from models.constellation import constellation
 from models.errors import ConjugacyError, InputError
 from models.generator import sample_scenes
 from models.likelihood import MatchedParts
@@ -122,10 +122,13 @@ def test_relabelling_the_points_permutes_the_answer():
     stacked = stack_problems(problems)
     first = exact.run(stacked.program, stacked.scenes)
     order = np.array([rng.permutation(5) for _ in problems])
+    orders = (order[..., None], order, None, order, None)
     moved = Scene(
         *(
             None if x is None else np.take_along_axis(x, o, axis=1)
-            for x, o in zip(stacked.scenes, (order[..., None], order, None, order), strict=True)
+            for x, o in zip(
+                stacked.scenes, (order[..., None], order, None, order, None), strict=True
+            )
         )
     )
     second = exact.run(stacked.program, moved)
@@ -238,11 +241,6 @@ def test_a_scene_that_is_too_large_is_refused_with_its_cost():
     scene = make_scene(np.random.default_rng(0).normal(size=(24, 2)), parts.num_parts)
     with pytest.raises(InputError, match=r"24 points .* placements .* GiB.* use the variational"):
         exact.run(this, scene)
-
-
-def test_a_mixture_prior_is_refused():
-    with pytest.raises(InputError, match=r"MixtureMatch; use PermutationMatch .*gmm"):
-        exact.run(mixture_constellation, make_scene([[0.0, 0.0]], 11))
 
 
 def test_an_unknown_precision_is_integrated_over():

@@ -1,0 +1,185 @@
+"""Programs with a presence site against brute force over presence vectors and injections.
+
+The oracle follows the generative story: each object is there or not, a binomial number of the parts
+of those that are there is seen, and the points are these parts in any order, all equally likely.
+"""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from inference import cavi, exact, presence
+from models.constellation import presence_constellation
+from models.errors import InputError
+from models.scenes import Scene, make_scene
+from models.templates import shapes, stack
+from tests import oracle
+from tests.oracle_inference import Problem, canonical, object_posterior
+
+PRECISION = 20.0
+EQUAL, UNLIKE = np.array([0.3, 0.3]), np.array([0.8, 0.3])
+TRIANGLES = stack(shapes("triangle", "triangle"))
+UNEQUAL = stack([shapes("triangle")[0], np.array([[0.0, 1.0], [1.0, -1.0]])])
+
+
+def program_of(parts, visibility, presence_prob=EQUAL):
+    return functools.partial(
+        presence_constellation,
+        parts=parts,
+        visibility=visibility,
+        precision=PRECISION,
+        presence_prob=presence_prob,
+    )
+
+
+def scenes_of(parts, num_points, count, seed=0):
+    """Random points in random rows."""
+    rng = np.random.default_rng(seed)
+    rows = parts.num_parts
+    present = np.array([rng.permutation(rows) < num_points for _ in range(count)])
+    points = 0.7 * rng.normal(size=(count, rows, 2))
+    return Scene(np.where(present[..., None], points, 0.0), present)
+
+
+def brute_force(scene, parts, visibility, presence_prob=EQUAL):
+    """Evidence, marginals, pose moments, partitions and presence of one scene, all listed."""
+    K, p = parts.num_objects, parts.pose_dim
+    owner = np.asarray(parts.owner)
+    problem = Problem(
+        scene.points,
+        np.repeat(scene.present[:, None], 2, axis=1),
+        np.asarray(parts.F),
+        np.asarray(parts.offset),
+        np.asarray(parts.variance) / PRECISION,
+        np.asarray(parts.feature_mask),
+        owner,
+        np.zeros((K, p)),
+        np.tile(np.eye(p), (K, 1, 1)),
+        np.zeros((len(owner), len(owner))),
+    )
+    rows = np.flatnonzero(scene.present)
+    M = len(rows)
+    terms = []  # log weight, presence, the part of each point, pose means and covariances
+    for flags in itertools.product((0, 1), repeat=K):
+        there = [n for n in range(len(owner)) if flags[owner[n]]]
+        chance = math.prod(
+            prob if flag else 1 - prob for prob, flag in zip(presence_prob, flags, strict=True)
+        )
+        missed = len(there) - M
+        if missed < 0 or (visibility == 1 and missed > 0):
+            continue
+        chance *= math.comb(len(there), M) * visibility**M * (1 - visibility) ** missed
+        chance /= math.perm(len(there), M)
+        for columns in itertools.permutations(there, M):
+            matched = [
+                object_posterior(
+                    problem,
+                    k,
+                    tuple((m, n) for m, n in zip(rows, columns, strict=True) if owner[n] == k),
+                )
+                for k in range(K)
+            ]
+            log_weight = math.log(chance) + sum(density for density, _, _ in matched)
+            means = np.array([mean for _, mean, _ in matched])
+            covariances = np.array([covariance for _, _, covariance in matched])
+            terms.append((log_weight, flags, columns, means, covariances))
+    log_weight = np.array([term[0] for term in terms])
+    evidence = oracle.log_sum(log_weight)
+    probs = np.exp(log_weight - evidence)
+    means, covariances = (np.array([term[i] for term in terms]) for i in (3, 4))
+    mean = np.einsum("c,ckp->kp", probs, means)
+    second = np.einsum("c,ckpq->kpq", probs, covariances + means[..., None] * means[..., None, :])
+    match_probs = np.zeros((M, len(owner)))
+    partitions: dict[tuple[int, ...], float] = {}
+    for prob, (_, _, columns, _, _) in zip(probs, terms, strict=True):
+        match_probs[np.arange(M), columns] += prob
+        labels = np.full(len(owner), -1)
+        labels[rows] = owner[list(columns)]
+        partitions[canonical(labels)] = partitions.get(canonical(labels), 0.0) + prob
+    return {
+        "log_evidence": evidence,
+        "match_probs": match_probs,
+        "pose_mean": mean,
+        "pose_covariance": second - mean[:, :, None] * mean[:, None, :],
+        "partitions": partitions,
+        "presence": np.einsum("c,ck->k", probs, np.array([term[1] for term in terms], float)),
+    }
+
+
+CASES = {
+    "two triangles, all parts seen": (TRIANGLES, 1.0, 3, EQUAL),
+    "two triangles, some parts seen": (TRIANGLES, 0.7, 3, EQUAL),
+    "two triangles, one more often there": (TRIANGLES, 0.7, 3, UNLIKE),
+    "unequal, all parts seen": (UNEQUAL, 1.0, 5, EQUAL),
+    "unequal, some parts seen": (UNEQUAL, 0.7, 4, UNLIKE),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def solved(request):
+    """A program, its result on some scenes, and what brute force says of each."""
+    parts, visibility, num_points, presence_prob = CASES[request.param]
+    program = program_of(parts, visibility, presence_prob)
+    scenes = scenes_of(parts, num_points, 4)
+    wanted = [brute_force(scenes.take(i), parts, visibility, presence_prob) for i in range(4)]
+    return program, exact.run(program, scenes), wanted
+
+
+def test_evidence_marginals_and_moments(solved):
+    _, result, wanted = solved
+    for i, truth in enumerate(wanted):
+        found = result.take(i)
+        np.testing.assert_allclose(found.log_evidence, truth["log_evidence"], rtol=1e-9)
+        np.testing.assert_allclose(
+            found.match_probs[found.scene.present], truth["match_probs"], atol=1e-9
+        )
+        np.testing.assert_allclose(found.match_probs.sum(axis=0), 1, atol=1e-9)
+        np.testing.assert_allclose(found.details["presence"], truth["presence"], atol=1e-9)
+        np.testing.assert_allclose(found.pose_mean, truth["pose_mean"], atol=1e-9)
+        np.testing.assert_allclose(found.pose_covariance, truth["pose_covariance"], atol=1e-9)
+
+
+def test_partitions(solved):
+    _, result, wanted = solved
+    for i, truth in enumerate(wanted):
+        listed = result.details["partitions"][i]
+        ranks = sorted(truth["partitions"].values(), reverse=True)
+        np.testing.assert_allclose([prob for _, prob in listed], ranks[: len(listed)], atol=1e-9)
+        for labels, prob in listed:
+            assert prob == pytest.approx(truth["partitions"][canonical(labels)], abs=1e-9)
+        assert result.object[i].tolist() == listed[0][0].tolist()
+        assert ((result.object[i] >= 0) == result.scene.present[i]).all()
+
+
+def test_the_elbo_is_a_lower_bound():
+    """The sum over sets of lower bounds is one, and close where the scene is clear."""
+    program = program_of(UNEQUAL, 0.7)
+    scenes = scenes_of(UNEQUAL, 4, 4)
+    bound = cavi.run(program, scenes, 0, restarts=4)
+    evidence = np.array(
+        [brute_force(scenes.take(i), UNEQUAL, 0.7)["log_evidence"] for i in range(4)]
+    )
+    assert bound.elbo is not None
+    gap = evidence - bound.elbo
+    assert (gap > 0).all()
+    assert (gap < 10).all()
+    assert ((bound.details["presence"] > 0) & (bound.details["presence"] <= 1)).all()
+
+
+def test_a_scene_that_no_set_explains():
+    """Four points, but a triangle and a pair have 2, 3 or 5 parts and all of them are seen."""
+    scene = make_scene(np.zeros((4, 2)), 5)
+    with pytest.raises(
+        InputError, match=r"no set of present objects explains a scene of 4 points .* visibility"
+    ):
+        exact.run(program_of(UNEQUAL, 1.0), scene)
+
+
+def test_too_many_objects_are_refused():
+    parts = stack([[[0.0, 0.0], [1.0, 0.0]]] * (presence.MAX_OBJECTS + 1))
+    scene = make_scene(np.zeros((2, 2)), parts.num_parts)
+    with pytest.raises(InputError, match=r"has 13 objects, 2\^13 sets .* without a presence site"):
+        exact.run(program_of(parts, 0.5, presence_prob=0.5), scene)
