@@ -126,9 +126,7 @@ def test_relabelling_the_points_permutes_the_answer():
     moved = Scene(
         *(
             None if x is None else np.take_along_axis(x, o, axis=1)
-            for x, o in zip(
-                stacked.scenes, (order[..., None], order, None, order, None), strict=True
-            )
+            for x, o in zip(stacked.scenes, orders, strict=True)
         )
     )
     second = exact.run(stacked.program, moved)
