@@ -120,10 +120,11 @@ def test_relabelling_the_points_permutes_the_answer():
     stacked = stack_problems(problems)
     first = exact.run(stacked.program, stacked.scenes)
     order = np.array([rng.permutation(5) for _ in problems])
+    orders = (order[..., None], order, None, order, None)
     moved = Scene(
         *(
             None if x is None else np.take_along_axis(x, o, axis=1)
-            for x, o in zip(stacked.scenes, (order[..., None], order, None, order, None), strict=True)
+            for x, o in zip(stacked.scenes, orders, strict=True)
         )
     )
     second = exact.run(stacked.program, moved)
