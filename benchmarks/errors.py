@@ -117,7 +117,7 @@ def draw(levels: list[Level]) -> None:
 
 
 def _draw_kinds(axes: Axes, levels: list[Level]) -> None:
-    places = np.arange(len(levels))
+    places = [float(i) for i in range(len(levels))]
     below = np.zeros(len(levels))
     for kind, colour in KINDS.items():
         heights = np.array([level.shares[kind] for level in levels])

@@ -16,10 +16,12 @@ from jaxtyping import Array, Float, Int
 
 from inference.enumeration import Moments, pair_terms
 from inference.parses import Draws, draw_poses
-from inference.subsets import MAX_TERMS
 from models.errors import InputError
 from models.linalg import inverse_and_log_det, total
 from models.reading import Conjugate
+
+MAX_TERMS = 500_000
+"""Maps of one object, or labellings, beyond which a scene is refused."""
 
 
 class Maps(NamedTuple):
@@ -240,7 +242,7 @@ def _refuse_if_too_large(num_points: int, sizes: tuple[int, ...], pose_dim: int)
     """Say what a scene would cost before anything is allocated."""
     terms = max((max(sizes) + 1) ** num_points, len(sizes) ** num_points)
     if terms > MAX_TERMS:
-        memory = 8 * (num_points + 4 * pose_dim) * terms / 2**30
+        memory = 8 * 20 * pose_dim**2 * terms / 2**30  # as measured
         raise InputError(
             f"exact inference on {num_points} points under a mixture prior sums over "
             f"{sum(sizes)}^{num_points} assignments, for which it lists {terms:,} terms, about "
