@@ -83,6 +83,7 @@ def run(
     if restarts < 1:
         raise InputError(f"wanted at least one restart, got {restarts}; try 16")
     scenes = check_scene(scene).batch()
+    check_program(program, scenes.take(0))
     if presence.has_presence(program, scenes.take(0)):
         solve = partial(
             run,
@@ -97,7 +98,6 @@ def run(
         result = presence.run(solve, program, scenes)
         result = result if scene.is_batch else result.take(0)
         return replace(result, seconds=time.perf_counter() - began)
-    check_program(program, scenes.take(0))
     check_conjugate(program, scenes.take(0))
     example = read(program, scenes.take(0))
     is_mixture = example.match_family is MixtureMatch

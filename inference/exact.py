@@ -86,6 +86,7 @@ def run(
     """
     began = time.perf_counter()
     scenes = check_scene(scene).batch()
+    check_program(program, scenes.take(0))
     if presence.has_presence(program, scenes.take(0)):
         solve = functools.partial(run, progress=progress)
         result = presence.run(solve, program, scenes)
