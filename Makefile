@@ -40,10 +40,10 @@ $(INSTALLED): pyproject.toml requirements.lock
 demo: $(INSTALLED) ## Run the demonstration
 	$(BIN)/capsules demo
 
-test: lint types ## Lint, check the types, run the tests that are not slow and the notebooks
+test: lint types ## Lint, check the types, run the tests and the notebooks
 	$(PYTEST) -m "not slow" --nbmake tests notebooks
 
-test-all: lint types ## The same with the slow tests of the methods
+test-all: lint types ## The same with the long runs of the samplers and on the published scenes
 	$(PYTEST) --nbmake tests notebooks
 
 test-fast: lint types ## The same without the notebooks

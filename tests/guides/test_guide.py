@@ -24,8 +24,6 @@ from models.scenes import make_scene
 from models.templates import stack
 from tests import oracle
 
-pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
-
 PARTS = stack([[[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], [[0.0, 1.0], [1.0, 3.0]]])
 N, K, P = PARTS.num_parts, PARTS.num_objects, PARTS.pose_dim
 RNG = np.random.default_rng(0)

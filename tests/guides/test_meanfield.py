@@ -28,8 +28,6 @@ from models.templates import shapes, stack
 from tests import oracle_inference
 from tests.problems import DESIGNS, make_problem, random_match, stack_problems
 
-pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
-
 PARTS = stack(shapes("square", "triangle", "square"))
 N, K, P = PARTS.num_parts, PARTS.num_objects, PARTS.pose_dim
 
@@ -304,7 +302,7 @@ def test_the_precision_factor_is_the_one_derived_by_hand():
     prior = (2.0, 0.7)
     model = dataclasses.replace(model, precision_prior=np.array(prior)[:, None])
     rng = np.random.default_rng(2)
-    match_probs = random_match(rng, 5, 6)
+    match_probs = jnp.asarray(random_match(rng, 5, 6))
     beta = rng.uniform(0.2, 1.5, 6)
     owner = np.array(DESIGNS["interleaved"].owner)
     start = meanfield.fixed_precision(model, jnp.asarray(beta))

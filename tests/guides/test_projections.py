@@ -11,8 +11,6 @@ from scipy.optimize import linear_sum_assignment
 from guides.projections import PROJECTIONS
 from tests import oracle, oracle_inference
 
-pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
-
 SIZE = 5
 
 

@@ -25,8 +25,6 @@ from models.templates import shapes, stack
 from tests import oracle_inference
 from tests.problems import DESIGNS, make_problem, stack_problems
 
-pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
-
 KINDS = ("uniform", "random", "typed")
 
 

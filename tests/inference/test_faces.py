@@ -9,7 +9,7 @@ from inference.metrics import same_partition
 from models.appearance import FactorAnalyser
 from models.face_scenes import FaceScenes, draw_factor_scores, face_points
 from models.faces import faces_program
-from models.scenes import Scene, join
+from models.scenes import join
 
 K = 2
 
@@ -137,7 +137,7 @@ def test_the_published_model(study, shared_data):
     for poses in sampled.poses:
         scores.append(draw_factor_scores(factors, num_faces, rng))
         made.append(face_points(poses, scores[-1], dims, centres, seen, rng))
-    batch = Scene(*(np.stack(f) for f in zip(*made, strict=True)))
+    batch = join(made)
     program = faces_program(factors, centres, num_faces)
     result = cavi.run(program, batch, 0, restarts=4)
     assert same_partition(np.asarray(batch.object), result.object).all()

@@ -15,8 +15,6 @@ from models.scenes import make_scene
 from models.templates import shapes, stack
 from tests.problems import DESIGNS, make_problem, stack_problems
 
-pytestmark = pytest.mark.slow  # compiles for minutes; `make test-all` runs it
-
 SQUARE = stack(shapes("square", "triangle"))
 small = functools.partial(constellation, parts=SQUARE)
 
