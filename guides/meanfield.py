@@ -75,11 +75,11 @@ def update_pose(
     """
     offset, F = model.parts.offset, _design(model)
     weight = precision.mean * _inverse_variance(model)
-    seen = jnp.asarray(model.seen, float)
+    seen = model.seen.astype(float)
     # How much of each feature of each part was met, and the sum of what met it.
-    shared, points = jnp.asarray(match_probs)[:, :, None], jnp.asarray(model.points)
+    shared = match_probs[:, :, None]
     mass, met = loop_total(
-        lambda m: (shared[m] * seen[m], shared[m] * (seen[m] * points[m])), len(seen)
+        lambda m: (shared[m] * seen[m], shared[m] * (seen[m] * model.points[m])), len(seen)
     )
     votes = total(weight * (met - mass * offset) * F, axis=2)
     certainty = total(weight * mass * F[:, None] * F[None], axis=3)

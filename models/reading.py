@@ -112,6 +112,7 @@ def read_batch(program: Program, scenes: Scene, varies: Conjugate) -> Conjugate:
     """Read a batch of scenes, with the scene axis last: of length one where nothing `varies`."""
     axes = jax.tree.map(lambda flag: -1 if flag else None, varies)
     pieces = jax.vmap(lambda scene: read(program, scene), out_axes=axes)(scenes)
+    pieces = jax.tree.map(jnp.asarray, pieces)
     return jax.tree.map(lambda flag, x: x if flag else x[..., None], varies, pieces)
 
 
