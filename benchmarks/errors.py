@@ -88,7 +88,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 def compare(sigma: float, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Level:
     """Coordinate ascent with its defaults and exact inference, on the same scenes and program."""
     scenes = sample_scenes(num_draws, sigma=sigma, seed=seed)
-    exact, ascent = infer("exact", scenes), infer("ds", scenes)
+    exact, ascent = infer("exact", scenes), infer("ds", scenes, restarts=32)
     assert exact.log_evidence is not None
     assert ascent.elbo is not None
     assert scenes.object is not None
