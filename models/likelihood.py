@@ -218,9 +218,9 @@ def seen_features(
         return jnp.asarray(present)
     if shape[-1:] == (num_rows,):
         return jnp.broadcast_to(jnp.asarray(present)[..., None], (*shape, num_features))
+    rows = f": {shape[0]} rows but the program {num_rows} parts" if len(shape) == 1 else ""
     raise InputError(
-        f"the mask `present` of shape {shape} has {shape[-1] if shape else 0} rows but the program "
-        f"{num_rows} parts; pad the scene to one row for each part (models.scenes.make_scene), and "
-        f"give a mask over rows, (..., {num_rows}), or over their features, (..., {num_rows}, "
-        f"{num_features})"
+        f"present must say which of the {num_rows} rows are points, shape (..., {num_rows}), or "
+        f"which of their features were seen, (..., {num_rows}, {num_features}), got {shape}{rows}; "
+        "pad the scene to one row for each part"
     )
