@@ -228,8 +228,12 @@ def _solutions(
     sizes: Int[np.ndarray, " scenes"],
     precision: Float[np.ndarray, " scenes"] | None,
 ) -> Iterator[tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]]:
-    """Solve scenes of the same number of points together, some at a time."""
+    """Solve scenes of the same number of points together, some at a time.
+
+    The next ones are under way while the last ones are put in their places.
+    """
     layout = scenes.layout
+    waiting: tuple[Int[np.ndarray, " some"], Plan | Listing, Solution] | None = None
     for num_points in np.unique(sizes):
         plan = _plan(program, int(num_points), layout)
         solve = _solver(program, int(num_points), layout)
@@ -239,19 +243,25 @@ def _solutions(
             some = chosen[start : start + chunk]
             padded = np.resize(some, chunk)
             given = None if precision is None else precision[padded]
-            solution = solve(Scene(**scenes.take(padded).observed), order[padded], given)
-            if not np.asarray(solution.fits).all():
-                raise InputError(
-                    "exact inference wants points that are seen whole or not at all, as `present` "
-                    "says, and dummy rows that are all alike in the match prior, but this program "
-                    "treats single features or dummies on their own; use the method ds"
-                )
-            yield some, plan, _first(solution, len(some))
+            launched = solve(Scene(**scenes.take(padded).observed), order[padded], given)
+            if waiting is not None:
+                yield _finished(*waiting)
+            waiting = some, plan, launched
+    if waiting is not None:
+        yield _finished(*waiting)
 
 
-def _first(solution: Solution, count: int) -> Solution:
-    """Without the scenes that only fill a chunk, in numpy."""
-    return jax.tree.map(lambda x: np.asarray(x)[..., :count], solution)
+def _finished(
+    some: Int[np.ndarray, " some"], plan: Plan | Listing, solution: Solution
+) -> tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]:
+    """In numpy, without the scenes that only fill a chunk, once it is clear that all fit."""
+    if not np.asarray(solution.fits).all():
+        raise InputError(
+            "exact inference wants points that are seen whole or not at all, as `present` says, "
+            "and dummy rows that are all alike in the match prior, but this program treats single "
+            "features or dummies on their own; use the method ds"
+        )
+    return some, plan, jax.tree.map(lambda x: np.asarray(x)[..., : len(some)], solution)
 
 
 @functools.lru_cache(maxsize=64)
