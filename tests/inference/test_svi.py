@@ -35,7 +35,7 @@ def scenes():
 
 @pytest.fixture(scope="module")
 def result(scenes):
-    return svi.run(program, scenes, 0, restarts=1, tolerance=1e-4, history=True)
+    return svi.run(program, scenes, 0, restarts=1, history=True)
 
 
 def coordinate_ascent(scenes):
