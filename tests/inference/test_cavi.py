@@ -376,7 +376,8 @@ def test_the_default_parses_the_published_scenes(shared_data):
 
 
 @pytest.mark.slow
-def test_five_uniform_restarts_on_the_published_scenes(shared_data):
+def test_five_uniform_restarts_where_objects_of_two_points_count_as_sparse(shared_data):
+    """With the rule as the paper prints it (2.0) the share is .867 to .880, see docs/results.md."""
     scenes = load_scenes(shared_data / "constellations_0.00.npz", limit=512)
     options = {"restarts": 5, "start": "uniform", "fewest_points": 2.5}
     found = cavi.run(constellation, scenes, 0, **options)
