@@ -71,17 +71,29 @@ class sinkhorn:
         return math.lgamma(size + 1) - size * math.log(size)
 
 
+_MAX_PASSES = 500
+
+
 class bethe:
-    """Belief propagation on the matching: the marginals of the Bethe permanent."""
+    """Belief propagation on the matching: the marginals of the Bethe permanent.
+
+    Near ties messages settle slowly. Where they have not, R is scaled to be doubly stochastic,
+    which keeps the bound, and the R of the step before is kept if it is the better one, so that no
+    step goes downhill. The carry is the messages and that R.
+    """
 
     @staticmethod
     def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
-        return bethe.project(log_rho, jnp.zeros(log_rho.shape), tolerance)
+        nothing = jnp.stack([jnp.zeros(log_rho.shape), jnp.full(log_rho.shape, jnp.nan)])
+        return bethe.project(log_rho, nothing, tolerance)
 
     @staticmethod
     def project(
-        log_rho: Float[Array, "N N *scenes"], carry: Float[Array, "N N *scenes"], tolerance: float
+        log_rho: Float[Array, "N N *scenes"],
+        carry: Float[Array, "2 N N *scenes"],
+        tolerance: float,
     ) -> Projected:
+        messages, last = carry
         log_rho = jnp.maximum(log_rho, -1e30)
         possible = log_rho > -1e29
 
@@ -99,12 +111,30 @@ class bethe:
             return damped, match_probs, error, count + 1
 
         def unfinished(loop: tuple[Array, ...]) -> Bool[Array, ""]:
-            return jnp.any(loop[2] > tolerance) & (loop[3] < 2000)
+            return jnp.any(loop[2] > tolerance) & (loop[3] < _MAX_PASSES)
 
         far = jnp.full(log_rho.shape[2:], jnp.inf)
-        loop: tuple[Array, ...] = (carry, jnp.zeros_like(log_rho), far, jnp.zeros((), int))
-        carry, match_probs, error, _ = jax.lax.while_loop(unfinished, pass_messages, loop)
+        loop: tuple[Array, ...] = (messages, jnp.zeros_like(log_rho), far, jnp.zeros((), int))
+        messages, match_probs, error, _ = jax.lax.while_loop(unfinished, pass_messages, loop)
+        settled = error <= tolerance
+
+        def finish() -> Float[Array, "N N *scenes"]:
+            scaled = scale(jnp.log(match_probs), tolerance).matrix
+            better = bethe._objective(log_rho, scaled) >= bethe._objective(log_rho, last)
+            return jnp.where(
+                settled, match_probs, jnp.where(better | jnp.isnan(last), scaled, last)
+            )
+
+        match_probs = jax.lax.cond(jnp.all(settled), lambda: match_probs, finish)
+        carry = jnp.stack([messages, match_probs])
         return Projected(match_probs, bethe.entropy(match_probs), carry, error)
+
+    @staticmethod
+    def _objective(
+        log_rho: Float[Array, "N N *scenes"], match_probs: Float[Array, "N N *scenes"]
+    ) -> Float[Array, "*scenes"]:
+        weighed = jnp.where(match_probs > 0, match_probs * log_rho, 0.0)
+        return matrix_sum(weighed) + bethe.entropy(match_probs)
 
     @staticmethod
     def entropy(match_probs: Float[Array, "N N *scenes"]) -> Float[Array, "*scenes"]:

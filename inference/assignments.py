@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from inference.enumeration import Moments, pair_terms
 from inference.parses import Draws, draw_poses
+from models.batches import Skeleton
 from models.errors import InputError
 from models.linalg import inverse_and_log_det, total
 from models.reading import Conjugate
@@ -70,11 +71,10 @@ class Sums(NamedTuple):
         return logsumexp(self.labellings, axis=0)
 
 
-def make_listing(pieces: Conjugate, num_points: int) -> Listing:
+def make_listing(skeleton: Skeleton, num_points: int) -> Listing:
     """List maps and labellings, or say what that would cost."""
-    owner = np.asarray(pieces.parts.owner)
-    parts = tuple(np.flatnonzero(owner == k) for k in range(pieces.num_objects))
-    _refuse_if_too_large(num_points, tuple(len(p) for p in parts), pieces.pose_mean.shape[1])
+    owner, parts = np.array(skeleton.owner), tuple(skeleton.parts)
+    _refuse_if_too_large(num_points, tuple(len(p) for p in parts), skeleton.pose_dim)
     labels = _products(len(parts), num_points)
     bits = 1 << np.arange(num_points)
     together = (labels[:, :, None] == labels[:, None]).reshape(len(labels), -1)

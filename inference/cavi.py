@@ -20,9 +20,10 @@ from inference.normalizer import elbo_constant
 from inference.pool import Engine, best_of_restarts, run_keys
 from inference.pool import engine as make_engine
 from inference.result import Result, partition
+from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
 from models.match import MixtureMatch
-from models.reading import Program, check_conjugate, check_program, read
+from models.reading import Program, read
 from models.scenes import Scene, check_scene
 
 _DEFAULT = Schedule()
@@ -74,8 +75,8 @@ def run(
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
         fewest_points: a run ends in a sparse solution if an object surely has a point but not so
-            many in all; it is started anew, at most as often again, and others go before it. Zero
-            lets every run pass.
+            many in all; it is started anew, up to four times for each restart, and others go before
+            it. Zero lets every run pass.
         history: keep the ELBO's terms, beta, R and poses of each step of the best run.
         progress: called with (runs finished, runs in all) now and then.
     """
@@ -140,7 +141,7 @@ def _history(
 ) -> dict[str, np.ndarray]:
     """Do the best runs again, one step at a time, and write down what happens."""
     keys = run_keys(base_key, np.c_[np.arange(len(attempt)), attempt])
-    pool = engine.launch(Scene(**scenes.observed), keys)
+    pool = engine.launch(scenes, keys)
     steps = []
     while not np.asarray(pool.state.done).all():
         pool = engine.advance_one(pool)

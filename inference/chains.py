@@ -20,8 +20,10 @@ from numpyro.handlers import seed, trace
 from numpyro.primitives import Messenger
 
 from inference import cavi
+from models.conjugacy import check_conjugate
 from models.errors import ConjugacyError, InputError
-from models.reading import Program, check_conjugate, marginal
+from models.marginal import marginal
+from models.reading import Program
 from models.scenes import Scene, check_scene
 
 RESTARTS = 8

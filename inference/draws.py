@@ -12,7 +12,8 @@ from numpyro.diagnostics import split_gelman_rubin
 from numpyro.handlers import seed, trace
 
 from inference.result import Result
-from models.reading import Program, marginal, match_posterior
+from models.marginal import marginal, match_posterior
+from models.reading import Program
 from models.scenes import Scene
 
 R_HAT = 1.05

@@ -17,8 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from inference.subsets import Level, Placements, fewest, levels, placements, refuse_if_too_large
 from models import AnyArray
+from models.batches import Skeleton
 from models.linalg import inverse_and_log_det, total
-from models.reading import Conjugate, templates_alike
+from models.reading import Conjugate
 
 LOG_ZERO = -1e30
 """The log of a weight of zero: finite, so that differences of two of them are no NaN."""
@@ -83,25 +84,16 @@ class Moments(NamedTuple):
     pose_covariance: Float[AnyArray, "K p p *scenes"]
 
 
-def make_plan(pieces: Conjugate, num_points: int) -> Plan:
-    """Lay out the sums, from the pieces of a program as they are traced (`trace_pieces`)."""
-    owner = np.asarray(pieces.parts.owner)
-    parts = tuple(np.flatnonzero(owner == k) for k in range(pieces.num_objects))
-    sizes = tuple(len(p) for p in parts)
+def make_plan(skeleton: Skeleton, num_points: int) -> Plan:
+    """Lay out the sums."""
+    sizes = tuple(len(p) for p in skeleton.parts)
     refuse_if_too_large(num_points, sizes)
-    objects = range(len(parts))
-    template = list(templates_alike(pieces))
-    logits = pieces.match_logits
-    for k, first in enumerate(template):
-        if isinstance(logits, jax.core.Tracer) or not np.array_equal(
-            logits[:, parts[first]], logits[:, parts[k]]
-        ):
-            template[k] = k
     return Plan(
-        parts=parts,
-        template=tuple(template),
+        parts=tuple(skeleton.parts),
+        template=skeleton.exchangeable,
         placed=tuple(
-            placements(num_points, sizes[k], fewest(num_points, sizes, k)) for k in objects
+            placements(num_points, size, fewest(num_points, sizes, k))
+            for k, size in enumerate(sizes)
         ),
         levels=levels(num_points, sizes),
         num_points=num_points,

@@ -18,7 +18,8 @@ from numpyro.infer.util import log_density
 
 from models.errors import InputError
 from models.likelihood import MatchedParts
-from models.reading import Program, marginal
+from models.marginal import marginal
+from models.reading import Program
 from models.scenes import Scene
 
 Draws = Mapping[str, np.ndarray]

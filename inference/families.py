@@ -30,10 +30,10 @@ from inference.ascent import Schedule
 from inference.chains import beginnings
 from inference.normalizer import elbo_constant
 from inference.pool import engine, run_keys
-from inference.starts import structure
 from models.linalg import cholesky
+from models.marginal import marginal
 from models.match import DoublyStochasticMatch, MixtureMatch
-from models.reading import Conjugate, Program, marginal, read
+from models.reading import Conjugate, Program, read
 from models.scenes import Layout, Scene
 from models.sinkhorn import log_sinkhorn
 
@@ -83,13 +83,13 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
     estimate = TraceMeanField_ELBO(num_particles=particles)
     is_mixture = example.match_family is MixtureMatch
     projection_name = "softmax" if is_mixture else "sinkhorn"
-    owner = structure(example).owner
+    owner = np.asarray(example.parts.owner)
     poses_given = jax.jit(lambda model, *given: meanfield.update_pose(model, owner, *given))
 
     def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
         """The R that coordinate ascent starts from with this key, and the poses given it."""
         ascent = engine(program, projection_name, start, Schedule(), layout)
-        pool = ascent.launch(Scene(**scenes.take(runs[:, 0]).observed), run_keys(key, runs))
+        pool = ascent.launch(scenes.take(runs[:, 0]), run_keys(key, runs))
         match_probs = pool.state.match_probs
         noise = meanfield.fixed_precision(pool.model, jnp.ones(len(runs)))
         pose = poses_given(pool.model, match_probs, noise)

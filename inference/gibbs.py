@@ -34,11 +34,12 @@ from guides.meanfield import PoseFactor, Precision
 from inference.chains import beginnings, check_budget, run_chains
 from inference.draws import as_chains, one_hot, owner_of, recover_match, result_of_draws
 from inference.result import Result
+from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
 from models.linalg import cholesky, total
 from models.match import MixtureMatch
 from models.permanent import sample_injection
-from models.reading import Conjugate, Program, check_conjugate, check_program, read
+from models.reading import Conjugate, Program, read
 from models.scenes import Scene
 
 Sites = dict[str, Array]

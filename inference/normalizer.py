@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float
 from scipy.sparse.csgraph import connected_components
 
 from guides.projections import PROJECTIONS
+from models.batches import what_varies
 from models.match import MixtureMatch
 from models.permanent import MAX_ROWS, log_permanent
-from models.reading import Program, log_prob_of_data, read, what_varies
+from models.reading import Program, log_prob_of_data, read
 from models.scenes import Scene
 
 

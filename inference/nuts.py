@@ -24,8 +24,10 @@ from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from inference.chains import Beginnings, beginnings, check_budget, run_chains
 from inference.draws import as_chains, recover_match, result_of_draws
 from inference.result import Result
+from models.conjugacy import check_program
 from models.errors import InputError
-from models.reading import Program, check_program, marginal
+from models.marginal import marginal
+from models.reading import Program
 from models.scenes import Scene
 
 Observed = dict[str, Array]

@@ -3,6 +3,7 @@
 Both walk the tables of `inference.enumeration` back from the full set of points.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,8 @@ class Parses(NamedTuple):
     """Of each object's subset in its list."""
     log_weight: Float[AnyArray, "best *scenes"]
     """Of the partition of the points that it makes, whichever object each group belongs to."""
+    log_unlisted: Float[AnyArray, "*scenes"]
+    """At most this is the weight of a partition that is not among them."""
 
 
 class Draws(NamedTuple):
@@ -37,16 +40,22 @@ class Draws(NamedTuple):
 
 
 def best_parses(plan: Plan, tables: Tables, count: int) -> Parses:
-    """Partitions of the highest weight, found by their best assignment of groups to objects."""
-    position = _best_configurations(tables.subsets, plan.levels, count)
-    return Parses(position, _partition_weight(plan, tables, position))
+    """Partitions of the highest weight, found by their best assignment of groups to objects.
+
+    A partition is K! assignments at most, and one that is not listed has none that is better than
+    the last of the list.
+    """
+    position, weight = _best_configurations(tables.subsets, plan.levels, count)
+    complete = weight.shape[0] < count
+    log_unlisted = jnp.where(complete, LOG_ZERO, weight[-1] + math.lgamma(len(plan.parts) + 1))
+    return Parses(position, _partition_weight(plan, tables, position), log_unlisted)
 
 
 def best_match(plan: Plan, tables: Tables) -> Int[Array, "M *scenes"]:
     """The part of each point in the single most probable match."""
     cells = [flat(grid) for grid in tables.grids]
     best = [largest_sum((x, placed.ways)) for x, placed in zip(cells, plan.placed, strict=True)]
-    position = _best_configurations(tuple(best), plan.levels, 1)[:, 0]
+    position = _best_configurations(tuple(best), plan.levels, 1)[0][:, 0]
     match = jnp.zeros((plan.num_points + 1, *tables.evidence.shape), int)
     scene = jnp.arange(len(tables.evidence))
     for weights, parts, placed, p in zip(cells, plan.parts, plan.placed, position, strict=True):
@@ -106,7 +115,7 @@ def _points_of(placed: Placements, cell: Int[Array, " n"]) -> Int[Array, "n part
 
 def _best_configurations(
     tables: tuple[Float[Array, "subsets *scenes"], ...], levels: tuple[Level, ...], count: int
-) -> Int[Array, "K found *scenes"]:
+) -> tuple[Int[Array, "K found *scenes"], Float[Array, "found *scenes"]]:
     """The ways of the highest weight to give each object a subset, at most `count` of them.
 
     First the weight of the best way to fill every point set; then, from the last object to the
@@ -132,7 +141,7 @@ def _best_configurations(
         so_far, mask = partial[split, way, scene], rest[split, way, scene]
         chosen = [x[way, scene] for x in chosen]
         chosen.append(subset[split, way, scene])
-    return jnp.stack(chosen[::-1])
+    return jnp.stack(chosen[::-1]), so_far
 
 
 def _partition_weight(

@@ -20,7 +20,8 @@ from inference import starts
 from inference.ascent import Schedule, State, begin, step
 from inference.starts import Start, Structure
 from models import AnyArray
-from models.reading import Conjugate, Program, read, read_batch, trace_pieces, what_varies
+from models.batches import Skeleton, map_scenes, reader, skeleton
+from models.reading import Conjugate, Program
 from models.scenes import Layout, Scene
 
 STARTS = {"uniform": starts.uniform, "poses": starts.poses}
@@ -30,6 +31,10 @@ POOL = 512
 
 SEGMENT = 8
 """Steps between two looks at which slots are done."""
+
+START_ANEW = 4
+"""Runs that end in a sparse solution are made anew, at most as often as there are restarts, times
+this."""
 
 
 class Pool(NamedTuple):
@@ -43,16 +48,20 @@ class Engine(NamedTuple):
     """The compiled parts of coordinate ascent for one program and one choice of settings."""
 
     structure: Structure
-    launch: Callable[[Scene, Array], Pool]
-    """New runs from scenes and random keys."""
+    start: Callable[[Conjugate, Array], Pool]
+    """New runs from the pieces of scenes and random keys."""
     advance: Callable[[Pool], Pool]
     """Some steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
     insert: Callable[[Pool, Pool, AnyArray], Pool]
     """New runs into the given slots; slots beyond the pool are dropped."""
+    read: Callable[[Scene], Conjugate]
+
+    def launch(self, scenes: Scene, keys: Array) -> Pool:
+        """New runs from scenes and random keys."""
+        return self.start(self.read(Scene(**scenes.observed)), keys)
 
 
-@functools.lru_cache(maxsize=32)
 def engine(
     program: Program,
     projection_name: str,
@@ -60,19 +69,26 @@ def engine(
     schedule: Schedule,
     layout: Layout,
 ) -> Engine:
-    """Built once; JAX compiles each part once for each width of the pool."""
-    structure = trace_pieces(program, layout, starts.structure)
-    varies = what_varies(program, layout)
+    """For a program; of what is compiled, only its `read` is its own."""
+    steps = _compiled(skeleton(program, layout), projection_name, start, schedule)
+    return steps(reader(program, layout))
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(
+    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule
+) -> Callable[[Callable[[Scene], Conjugate]], Engine]:
+    """An engine without its reader. Each part is compiled once for each width of the pool."""
+    structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
 
     @jax.jit
-    def launch(scenes: Scene, keys: Array) -> Pool:
-        def make_start(scene: Scene, key: Array) -> Start:
+    def launch(model: Conjugate, keys: Array) -> Pool:
+        def make_start(model: Conjugate, key: Array) -> Start:
             limits = (schedule.beta_start, schedule.beta_max)
-            return STARTS[start](key, read(program, scene), structure, *limits)
+            return STARTS[start](key, model, structure, *limits)
 
-        model = read_batch(program, scenes, varies)
-        state = begin(model, projection, jax.vmap(make_start, out_axes=-1)(scenes, keys))
+        state = begin(model, projection, map_scenes(make_start, model, keys, axis=-1))
         return Pool(model, state)
 
     @jax.jit
@@ -95,7 +111,7 @@ def engine(
 
         return jax.tree.map(put, pool, new)
 
-    return Engine(structure, launch, advance, advance_one, insert)
+    return functools.partial(Engine, structure, launch, advance, advance_one, insert)
 
 
 class Best(NamedTuple):
@@ -141,9 +157,7 @@ def best_of_restarts(
             taken, free = free[: len(runs)], free[len(runs) :]
             slots[taken] = runs
             padded = np.resize(runs, (block, 2))
-            new = engine.launch(
-                Scene(**scenes.take(padded[:, 0]).observed), run_keys(base_key, padded)
-            )
+            new = engine.launch(scenes.take(padded[:, 0]), run_keys(base_key, padded))
             places = np.r_[taken, np.full(block - len(runs), width)]  # the padding is dropped
             pool = engine.insert(_empty(new, width) if pool is None else pool, new, places)
         if not len(queue) and (slots[:, 0] >= 0).sum() <= block < width == POOL:
@@ -183,9 +197,9 @@ class _Queue:
         return np.concatenate([np.array(repeated, int).reshape(-1, 2), np.c_[scene, attempt]])
 
     def start_anew(self, runs: Int[np.ndarray, "runs 2"]) -> None:
-        """Give these scenes another attempt, at most as many more as they had restarts."""
+        """Give these scenes another attempt, but not for ever."""
         for scene in runs[:, 0]:
-            if self.extra[scene] < self.restarts:
+            if self.extra[scene] < START_ANEW * self.restarts:
                 self.again.append((int(scene), self.restarts + int(self.extra[scene])))
                 self.extra[scene] += 1
                 self.total += 1

@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float, Int
 from inference.mixture import average, mix
 from inference.normalizer import data_log_prob, log_prior_normalizer
 from inference.result import Result
+from models.batches import skeleton
 from models.errors import InputError
-from models.reading import Program, is_latent, templates_alike, trace_pieces
+from models.reading import Program, is_latent
 from models.scenes import Scene
 
 MAX_OBJECTS = 12
@@ -94,7 +95,7 @@ def _sets(
     With them: how many sets each stands for, its log prior at each scene, -inf where no match is
     possible, and the matrix that averages over objects that are alike.
     """
-    template = np.array(trace_pieces(program, scenes.take(0).layout, templates_alike))
+    template = np.array(skeleton(program, scenes.take(0).layout).alike)
     num_objects = len(template)
     if num_objects > MAX_OBJECTS:
         raise InputError(

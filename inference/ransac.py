@@ -34,17 +34,11 @@ from inference.hypotheses import (
 from inference.result import Result, partition
 from inference.starts import Structure
 from models import AnyArray
+from models.batches import Skeleton, map_scenes, reader, skeleton
+from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
-from models.reading import (
-    Conjugate,
-    Program,
-    check_conjugate,
-    check_program,
-    read,
-    templates_alike,
-    trace_pieces,
-)
-from models.scenes import Layout, Scene, check_scene
+from models.reading import Conjugate, Program, read
+from models.scenes import Scene, check_scene
 
 _CHUNK = 64  # scenes at a time
 
@@ -129,7 +123,8 @@ def run(
             "are missing; use the method ds"
         )
     settings = Settings(bases, float(tolerance), refit, cost, cover, features)
-    solve, owner = _solver(program, settings, scenes.layout)
+    solve, owner = _solver(skeleton(program, scenes.layout), settings)
+    read_scenes = reader(program, scenes.layout)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     count = len(scenes.points)
     keys = jax.vmap(lambda i: jax.random.fold_in(base_key, i))(jnp.arange(count))
@@ -137,7 +132,7 @@ def run(
     for start in range(0, count, _CHUNK):
         some = np.arange(start, min(start + _CHUNK, count))
         padded = np.resize(some, _CHUNK if count > 1 else 1)
-        found = solve(Scene(**scenes.take(padded).observed), keys[padded])
+        found = solve(read_scenes(Scene(**scenes.take(padded).observed)), keys[padded])
         outputs.append(jax.tree.map(np.asarray, found))
         if progress is not None:
             progress(start + len(some), count)
@@ -149,22 +144,25 @@ def run(
 
 @functools.lru_cache(maxsize=32)
 def _solver(
-    program: Program, settings: Settings, layout: Layout
-) -> tuple[Callable[[Scene, Array], Found], Int[np.ndarray, " N"]]:
-    """Compiled once for each program and choice of settings."""
-    plan = trace_pieces(program, layout, lambda pieces: make_plan(pieces, settings.bases))
+    skeleton: Skeleton, settings: Settings
+) -> tuple[Callable[[Conjugate, Array], Found], Int[np.ndarray, " N"]]:
+    """Compiled once for each skeleton of a program and choice of settings."""
+    plan = make_plan(skeleton, settings.bases)
 
-    def explain_one(scene: Scene, key: Array) -> Found:
-        return explain(key, read(program, scene), plan, settings)
+    def explain_one(model: Conjugate, key: Array) -> Found:
+        return explain(key, model, plan, settings)
 
-    return jax.jit(jax.vmap(explain_one)), plan.structure.owner
+    @jax.jit
+    def solve(model: Conjugate, keys: Array) -> Found:
+        return map_scenes(explain_one, model, keys)
+
+    return solve, plan.structure.owner
 
 
-def make_plan(example: Conjugate, bases: str) -> Plan:
-    """Read the kinds of templates and their bases off the pieces of a program."""
-    structure = starts.structure(example)
-    alike = templates_alike(example)
-    first, kind = np.unique(alike, return_inverse=True)
+def make_plan(skeleton: Skeleton, bases: str) -> Plan:
+    """The kinds of templates of a program and their bases."""
+    structure = starts.structure(skeleton)
+    first, kind = np.unique(skeleton.alike, return_inverse=True)
     sizes = structure.valid[first].sum(axis=1)
     listed = [list(itertools.combinations(range(size), structure.basis_size)) for size in sizes]
     listed = [some[:1] for some in listed] if bases == "first" else listed

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from models.batches import Skeleton
 from models.linalg import inverse_and_log_det, largest, loop_total, total
 from models.reading import Conjugate
 
@@ -40,16 +41,15 @@ class Structure(NamedTuple):
     pose_dim: int
 
 
-def structure(model: Conjugate) -> Structure:
-    """Read it off one scene's concrete pieces."""
-    owner = np.asarray(model.parts.owner)
-    num_objects, pose_dim = model.pose_mean.shape
-    groups = [np.flatnonzero(owner == k) for k in range(num_objects)]
+def structure(skeleton: Skeleton) -> Structure:
+    """Lay out which parts belong together."""
+    groups = skeleton.parts
     most = max(len(group) for group in groups)
     members = np.array([np.r_[g, np.repeat(g[0], most - len(g))] for g in groups])
     valid = np.arange(most) < np.array([len(g) for g in groups])[:, None]
-    basis_size = min(-(-pose_dim // model.parts.num_features), min(len(g) for g in groups))
-    return Structure(owner, members, valid, basis_size, pose_dim)
+    enough = -(-skeleton.pose_dim // skeleton.num_features)
+    basis_size = min(enough, min(len(g) for g in groups))
+    return Structure(np.array(skeleton.owner), members, valid, basis_size, skeleton.pose_dim)
 
 
 def uniform(

@@ -28,8 +28,9 @@ from inference.families import (
     mean_field,
 )
 from inference.result import Result, partition
+from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
-from models.reading import Program, check_conjugate, check_program
+from models.reading import Program
 from models.scenes import Scene, check_scene
 
 OPTIMIZER = optax.adam(

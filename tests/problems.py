@@ -1,12 +1,11 @@
-"""Random programs for the tests of the methods, many to a compilation.
+"""Random programs for the tests of the methods, one by one or many to a batch.
 
-Every method compiles once for a program. So that hundreds of random programs can be tried, those of
-one structure are stacked, and one NumPyro program looks up which of them it is by the scene's
-`point_type`, which all rows of a scene share here.
+In a batch, those of one structure are stacked, and one NumPyro program looks up which of them it is
+by the scene's `point_type`, which all rows of a scene share here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from models.batches import read_batch, what_varies
 from models.likelihood import MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.reading import Conjugate, read_batch, what_varies
+from models.reading import Conjugate
 from models.scenes import Scene
 from models.templates import Parts
 from tests import oracle
@@ -53,6 +53,8 @@ DESIGNS = {
     "translation": Design((0, 0, 1, 2, 2), 2, 2, _translation),
     "interleaved": Design((0, 1, 1, 0, 1), 2, 3, _general),
     "one_object": Design((0, 0, 0), 4, 2, _similarity),
+    "six_parts": Design((0, 0, 0, 1, 1, 1), 4, 2, _similarity),
+    "seven_parts": Design((0, 0, 1, 1, 1, 2, 2), 2, 2, _translation),
 }
 
 
@@ -162,33 +164,50 @@ def stack_problems(problems: Sequence[Problem], family: str = "permutation") -> 
 
     def program(points=None, present=None, point_type=None):
         piece = {name: jnp.asarray(array)[point_type[0]] for name, array in fields.items()}
-        parts = Parts(
-            piece["F"],
-            piece["offset"],
-            piece["variance"],
-            owner,
-            np.zeros(len(owner), int),
-            piece["feature_mask"],
-        )
-        with numpyro.plate("object", piece["prior_mean"].shape[0]):
-            pose = numpyro.sample(
-                "pose", dist.MultivariateNormal(piece["prior_mean"], piece["prior_covariance"])
-            )
-        if family == "doubly_stochastic":
-            prior = DoublyStochasticMatch(jnp.asarray(probs)[point_type[0]])
-        else:
-            prior = {"permutation": PermutationMatch, "mixture": MixtureMatch}[family](
-                piece["match_logits"]
-            )
-        match = numpyro.sample("match", prior)
+        piece["match_probs"] = jnp.asarray(probs)[point_type[0]]
         mask = piece["seen"] if features_missing else present
-        likelihood = MatchedParts(match, pose, parts, present=mask)
-        return numpyro.sample("points", likelihood, obs=points)
+        return _program(piece, owner, family, points, mask)
 
     count, rows = len(problems), len(owner)
     index = np.repeat(np.arange(count)[:, None], rows, axis=1)
     present = fields["seen"].any(axis=-1)
     return Stacked(program, Scene(fields["points"], present, point_type=index), list(problems))
+
+
+def single(problem: Problem, family: str = "permutation") -> tuple[Callable[..., Any], Scene]:
+    """A program of one problem alone, its numbers written into it, and the scene."""
+    with np.errstate(divide="ignore"):
+        piece = problem._asdict() | {"match_probs": np.exp(problem.match_logits)}
+
+    def program(points=None, present=None):
+        return _program(piece, problem.owner, family, points, present)
+
+    return program, Scene(problem.points, problem.present)
+
+
+def _program(
+    piece: dict[str, Any], owner: np.ndarray, family: str, points: Any, present: Any
+) -> jax.Array:
+    parts = Parts(
+        jnp.asarray(piece["F"]),
+        jnp.asarray(piece["offset"]),
+        jnp.asarray(piece["variance"]),
+        owner,
+        np.zeros(len(owner), int),
+        piece["feature_mask"],
+    )
+    with numpyro.plate("object", piece["prior_mean"].shape[0]):
+        pose = numpyro.sample(
+            "pose", dist.MultivariateNormal(piece["prior_mean"], piece["prior_covariance"])
+        )
+    if family == "doubly_stochastic":
+        prior = DoublyStochasticMatch(piece["match_probs"])
+    else:
+        families = {"permutation": PermutationMatch, "mixture": MixtureMatch}
+        prior = families[family](jnp.asarray(piece["match_logits"]))
+    match = numpyro.sample("match", prior)
+    likelihood = MatchedParts(match, pose, parts, present=present)
+    return numpyro.sample("points", likelihood, obs=points)
 
 
 def random_match(rng: np.random.Generator, size: int, count: int) -> np.ndarray:

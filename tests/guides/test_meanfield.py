@@ -10,6 +10,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpyro.distributions import biject_to, kl_divergence
 
 from guides import meanfield
@@ -18,11 +20,12 @@ from guides.projections import PROJECTIONS
 from inference import ascent, cavi, starts
 from inference.ascent import Schedule
 from inference.starts import Start
+from models.batches import map_scenes, reader, skeleton_of
 from models.constraints import doubly_stochastic
 from models.likelihood import MatchedParts
 from models.linalg import inverse_and_log_det
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch, typed_probs
-from models.reading import read, read_batch, what_varies
+from models.reading import read
 from models.scenes import Scene
 from models.templates import shapes, stack
 from tests import oracle_inference
@@ -124,13 +127,16 @@ def program(
     gamma=None,
     dirichlet=None,
     logits=None,
+    pose_mean=0.0,
+    pose_variance=1.0,
 ):
     """The constellations with every piece exchangeable; the precision may be the scene's own.
 
     Where `precision` is None it is 10 to the power of the first row's type.
     """
     with numpyro.plate("object", K):
-        pose = numpyro.sample("pose", dist.MultivariateNormal(np.zeros(P), np.eye(P)))
+        prior = dist.MultivariateNormal(np.full(P, pose_mean), pose_variance * np.eye(P))
+        pose = numpyro.sample("pose", prior)
     if gamma is not None:
         precision = numpyro.sample("precision", dist.Gamma(*gamma))
     elif precision is None:
@@ -176,71 +182,98 @@ MONOTONE = {
     "sinkhorn": ("sinkhorn", {}),
     "bethe": ("bethe", {}),
     "softmax": ("softmax", {"family": "mixture"}),
-    "sinkhorn, random prior": (
-        "sinkhorn",
-        {"family": "permutation", "logits": np.random.default_rng(0).normal(size=(N, N)) * 2},
-    ),
-    "sinkhorn, typed": ("sinkhorn", {"typed": True, "precision": 1e4}),
-    "bethe, typed": ("bethe", {"typed": True, "precision": 1e2}),
-    "sinkhorn, gamma": ("sinkhorn", {"gamma": (2.0, 0.5)}),
-    "softmax, gamma": ("softmax", {"family": "mixture", "gamma": (1.0, 0.01)}),
-    "softmax, dirichlet": ("softmax", {"dirichlet": 1.0}),
-    "softmax, sparse dirichlet, gamma": ("softmax", {"dirichlet": 0.1, "gamma": (3.0, 0.1)}),
+    "sinkhorn, random prior": ("sinkhorn", {"family": "permutation", "random_prior": True}),
+    "sinkhorn, typed": ("sinkhorn", {"typed": True}),
+    "bethe, typed": ("bethe", {"typed": True}),
+    "sinkhorn, gamma": ("sinkhorn", {"gamma": True}),
+    "softmax, gamma": ("softmax", {"family": "mixture", "gamma": True}),
+    "softmax, dirichlet": ("softmax", {"dirichlet": True}),
+    "softmax, dirichlet, gamma": ("softmax", {"dirichlet": True, "gamma": True}),
 }
-STEPS = 20
+STEPS, SCENES = 20, 64
+
+
+@st.composite
+def priors(draw, random_prior=False, typed=False, gamma=False, dirichlet=False, family=None):
+    """Numbers for the priors of `program`."""
+    options = {"typed": typed} | ({} if family is None else {"family": family})
+    positive = st.floats(0.1, 10.0)
+    if random_prior:
+        rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+        options["logits"] = rng.normal(size=(N, N)) * draw(positive)
+    if gamma:
+        options["gamma"] = (draw(positive), draw(positive) / 10)
+    elif typed:
+        options["precision"] = 10 ** draw(st.floats(0, 8))
+    if dirichlet:
+        options["dirichlet"] = draw(positive)
+    spread = draw(positive)
+    return options | {"pose_mean": draw(st.floats(-1, 1)), "pose_variance": spread}
 
 
 @pytest.mark.parametrize("case", MONOTONE)
 def test_no_step_at_fixed_beta_lowers_the_elbo(case):
-    projection_name, options = MONOTONE[case]
-    this = functools.partial(program, **options)
-    count = 64 if projection_name == "bethe" else 400
-    scenes = random_scenes(count, seed=len(case), typed=options.get("typed", False))
-    rng = np.random.default_rng(3)
-    beta = 10.0 ** rng.uniform(-2, 0, count)
-    states, model = follow(this, scenes, projection_name, beta)
+    """Some hundred scenes under each of many priors, 64 at a time; typed and missing parts too."""
+    projection_name, choices = MONOTONE[case]
+
+    @settings(max_examples=5 if projection_name == "bethe" else 8)
+    @given(priors(**choices), st.integers(0, 2**32 - 1))
+    def check(options, seed):
+        this = functools.partial(program, **options)
+        scenes = random_scenes(SCENES, seed=seed, typed=options["typed"])
+        beta = 10.0 ** np.random.default_rng(seed).uniform(-2, 0, SCENES)
+        model = reader(this, scenes.layout)(Scene(**scenes.observed))
+        states = follow(model, projection_name, beta, seed)
+        assert_climbs(states, projection_name, model)
+
+    check()
+
+
+def assert_climbs(states, projection_name, model):
     match_probs, elbo = np.asarray(states.match_probs), np.asarray(states.terms.elbo)
     assert np.isfinite(elbo).all()
     fall = elbo[:-1] - elbo[1:]
     assert (fall <= 1e-8 * np.maximum(1, np.abs(elbo[1:]))).all()
-    assert (elbo[-1] > elbo[0] + 1e-3).mean() > 0.5  # something happened
+    assert (elbo[-1] > elbo[0] + 1e-3).mean() > 0.3  # something happened
     assert match_probs.min() >= 0
     np.testing.assert_allclose(match_probs.sum(axis=2), 1, atol=1e-6)
     if projection_name != "softmax":
         np.testing.assert_allclose(match_probs.sum(axis=1), 1, atol=1e-6)
-    if "typed" in options:
-        forbidden = ~np.isfinite(np.asarray(model.match_logits))
-        assert forbidden.any()
-        assert (match_probs[:, forbidden] < 1e-12).all()
+    forbidden = ~np.isfinite(np.broadcast_to(model.match_logits, match_probs.shape[1:]))
+    assert (match_probs[:, forbidden] < 1e-12).all()
 
 
-def follow(this, scenes, projection_name, beta):
+def follow(model, projection_name, beta, seed):
     """The states after each of some steps, each scene at a beta of its own."""
-    projection = PROJECTIONS[projection_name]
-    example = read(this, scenes.take(0))
-    structure = starts.structure(example)
-    varies = what_varies(this, scenes.layout)
+    keys = jax.random.split(jax.random.key(seed), len(beta))
+    return _states(projection_name, skeleton_of(first_scene(model)))(model, keys, beta)
+
+
+def first_scene(model):
+    return jax.tree.map(lambda x: x[..., 0], model)
+
+
+@functools.cache
+def _states(projection_name, skeleton):
+    projection, structure = PROJECTIONS[projection_name], starts.structure(skeleton)
     # Never settled, so beta stays where it is.
     schedule = Schedule(beta_start=1.0, beta_max=np.inf, tolerance=0.0, max_steps=10_000)
 
     @jax.jit
-    def states(scenes, keys, beta):
-        model = read_batch(this, scenes, varies)
+    def states(model, keys, beta):
+        def start(model, key):
+            return starts.uniform(key, model, structure, 1.0, 1.0).weights
 
-        def start(scene, key):
-            return starts.uniform(key, read(this, scene), structure, 1.0, 1.0).weights
-
-        weights = jax.vmap(start, out_axes=-1)(scenes, keys)
+        weights = map_scenes(start, model, keys, axis=-1)
         first = ascent.begin(model, projection, Start(weights, beta))
 
         def one(state, _):
             new = ascent.step(model, structure, projection, state, schedule, 1e-12)
             return new, new
 
-        return jax.lax.scan(one, first, None, STEPS)[1], model
+        return jax.lax.scan(one, first, None, STEPS)[1]
 
-    keys = jax.random.split(jax.random.key(0), len(beta))
-    return states(Scene(**scenes.observed), keys, jnp.asarray(beta))
+    return states
 
 
 # --- stationary ---------------------------------------------------------------------------------
@@ -326,7 +359,7 @@ def test_the_precision_factor_is_the_one_derived_by_hand():
 def test_the_part_probabilities_count_the_points_of_each_part():
     this = functools.partial(program, dirichlet=0.7, precision=10.0)
     scenes = random_scenes(4)
-    model = read_batch(this, scenes, what_varies(this, scenes.layout))
+    model = reader(this, scenes.layout)(Scene(**scenes.observed))
     rng = np.random.default_rng(0)
     match_probs = random_match(rng, N, 4)
     found = meanfield.update_part_probs(model, jnp.asarray(match_probs))

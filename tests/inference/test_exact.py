@@ -10,6 +10,8 @@ import numpyro.distributions as dist
 import pytest
 import scipy.integrate
 import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpyro.handlers import substitute, trace
 
 from inference import exact
@@ -18,12 +20,12 @@ from models.constellation import constellation
 from models.errors import ConjugacyError, InputError
 from models.generator import sample_scenes
 from models.likelihood import MatchedParts
+from models.marginal import marginal
 from models.match import DoublyStochasticMatch, PermutationMatch, typed_probs
-from models.reading import marginal
 from models.scenes import Scene, load_scenes, make_scene
 from models.templates import shapes, stack
 from tests import oracle_inference
-from tests.problems import DESIGNS, make_problem, stack_problems
+from tests.problems import DESIGNS, make_problem, single, stack_problems
 
 KINDS = ("uniform", "random", "typed")
 
@@ -70,48 +72,66 @@ def random_problems(name, count, sizes, seed=0, **options):
     ]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("similarity", (3, 5), "permutation"),
-        ("translation", (1, 4), "doubly_stochastic"),
-        ("interleaved", (2, 5), "permutation"),
-        ("one_object", (2, 3), "doubly_stochastic"),
-    ],
-    ids=lambda param: param[0],
-)
-def solved(request):
-    """Random programs of a design, their exact results and the brute-force ones."""
-    name, sizes, family = request.param
-    problems = random_problems(name, 50, sizes)
-    stacked = stack_problems(problems, family)
-    result = exact.run(stacked.program, stacked.scenes)
-    return stacked, result, [oracle_inference.posterior(problem) for problem in problems]
+# Structures of programs, their match prior, and two numbers of points: compiled once each.
+STRUCTURES = {
+    "one_object": ("doubly_stochastic", (2, 3)),
+    "similarity": ("permutation", (3, 5)),
+    "translation": ("doubly_stochastic", (1, 4)),
+    "interleaved": ("permutation", (2, 5)),
+    "six_parts": ("doubly_stochastic", (5, 6)),
+    "seven_parts": ("permutation", (4, 7)),
+}
+TOGETHER = 12
 
 
-def test_equal_to_brute_force(solved):
-    stacked, result, wanted = solved
-    for i, problem in enumerate(stacked.problems):
-        assert_is(result.take(i), wanted[i], problem)
-    assert result.method == "exact"
-    assert result.converged.all()
-    assert result.elbo is None
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_equal_to_brute_force(name):
+    """Hundreds of random programs, a dozen together; typed and missing parts among them."""
+    family, sizes = STRUCTURES[name]
+    precisions = st.lists(st.floats(-1, 2), min_size=TOGETHER, max_size=TOGETHER)
+
+    @settings(max_examples=4)
+    @given(st.integers(0, 2**32 - 1), precisions)
+    def check(seed, exponents):
+        rng = np.random.default_rng(seed)
+        problems = [
+            make_problem(
+                rng, DESIGNS[name], sizes[i % 2], logits=KINDS[i % 3], precision=10**exponent
+            )
+            for i, exponent in enumerate(exponents)
+        ]
+        stacked = stack_problems(problems, family)
+        result = exact.run(stacked.program, stacked.scenes)
+        for i, problem in enumerate(problems):
+            wanted = oracle_inference.posterior(problem)
+            assert_is(result.take(i), wanted, problem)
+            assert_partitions(result.take(i), wanted)
+
+    check()
 
 
-def test_the_partitions_are_those_of_brute_force(solved):
-    stacked, result, wanted = solved
-    for i, problem in enumerate(stacked.problems):
-        listed = result.details["partitions"][i]
-        best = max(wanted[i].partitions.values())
-        found = oracle_inference.canonical(result.object[i])
-        assert (result.object[i] == -1).tolist() == (~problem.present).tolist()
-        assert wanted[i].partitions[found] == pytest.approx(best, abs=1e-9)
-        assert listed[0][0].tolist() == result.object[i].tolist()
-        for labels, prob in listed[:3]:
-            truth = wanted[i].partitions[oracle_inference.canonical(labels)]
-            assert prob == pytest.approx(truth, abs=1e-9)
-        ranks = sorted(wanted[i].partitions.values(), reverse=True)[: len(listed)]
-        np.testing.assert_allclose([prob for _, prob in listed][:3], ranks[:3], atol=1e-9)
+@settings(max_examples=6)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(KINDS))
+def test_a_program_with_its_numbers_written_into_it(seed, logits):
+    """Two identical objects, alike or, where the match prior tells them apart, not."""
+    rng = np.random.default_rng(seed)
+    problem = make_problem(rng, DESIGNS["six_parts"], 5, logits=logits, identical=True)
+    program, scene = single(problem)
+    result = exact.run(program, scene)
+    wanted = oracle_inference.posterior(problem)
+    assert_is(result, wanted, problem)
+    assert_partitions(result, wanted)
+
+
+def assert_partitions(result, wanted):
+    """The listed partitions are the most probable ones, in order."""
+    listed = result.details["partitions"][:3]
+    ranks = sorted(wanted.partitions.values(), reverse=True)[: len(listed)]
+    np.testing.assert_allclose([prob for _, prob in listed], ranks, atol=1e-9)
+    assert listed[0][0].tolist() == result.object.tolist()
+    for labels, prob in listed:
+        truth = wanted.partitions[oracle_inference.canonical(labels)]
+        assert prob == pytest.approx(truth, abs=1e-9)
 
 
 def test_relabelling_the_points_permutes_the_answer():

@@ -11,6 +11,7 @@ import pytest
 from inference import hypotheses, ransac
 from inference.cover import Candidates, best_cover, promises, sequential_cover
 from inference.metrics import METRICS, partition_metrics
+from models.batches import skeleton_of
 from models.constellation import constellation
 from models.errors import InputError
 from models.generator import sample_scenes
@@ -276,7 +277,7 @@ def test_basis_sizes():
         program = functools.partial(constellation, parts=parts)
         scene = Scene(np.zeros((10, 2)), np.ones(10, bool))
         model = ransac.read(program, scene)
-        plan = ransac.make_plan(model, "all")
+        plan = ransac.make_plan(skeleton_of(model), "all")
         assert plan.basis.shape == (2, math.comb(5, size), size)
 
 

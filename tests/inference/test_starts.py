@@ -8,6 +8,7 @@ import pytest
 
 from inference import cavi, starts
 from inference.metrics import partition_metrics
+from models.batches import skeleton_of
 from models.constellation import constellation
 from models.generator import sample_scenes
 from models.reading import read
@@ -34,7 +35,7 @@ def test_how_often_a_single_start_is_right(scenes, start, low, high):
 
 
 def test_the_structure_of_a_program():
-    found = starts.structure(read(small, make_scene([[0.0, 0.0]], 7)))
+    found = starts.structure(skeleton_of(read(small, make_scene([[0.0, 0.0]], 7))))
     assert found.owner.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert found.members.tolist() == [[0, 1, 2, 3], [4, 5, 6, 4]]
     assert found.valid.tolist() == [[True] * 4, [True, True, True, False]]
@@ -45,7 +46,7 @@ def test_the_structure_of_a_program():
 def test_interleaved_parts_are_grouped():
     problem = make_problem(np.random.default_rng(0), DESIGNS["interleaved"], 4)
     stacked = stack_problems([problem])
-    found = starts.structure(read(stacked.program, stacked.scenes.take(0)))
+    found = starts.structure(skeleton_of(read(stacked.program, stacked.scenes.take(0))))
     assert found.members.tolist() == [[0, 3, 0], [1, 2, 4]]
     assert found.basis_size == 1
 
@@ -56,7 +57,7 @@ def test_a_scene_without_noise_is_put_on_its_parts():
     points = np.asarray(SQUARE.predict(pose))[:4]
     scene = make_scene(points, 7)
     model = read(small, scene)
-    structure = starts.structure(model)
+    structure = starts.structure(skeleton_of(model))
     start = jax.jit(lambda key: starts.poses(key, model, structure, 0.05, 1.0))
     right = 0
     for seed in range(10):
@@ -71,7 +72,8 @@ def test_a_scene_without_noise_is_put_on_its_parts():
 def test_the_uniform_start_is_between_zero_and_one_and_differs_by_key():
     model = read(small, make_scene([[0.0, 0.0]], 7))
     first, second = (
-        starts.uniform(jax.random.key(i), model, starts.structure(model), 0.05, 1.0) for i in (0, 1)
+        starts.uniform(jax.random.key(i), model, starts.structure(skeleton_of(model)), 0.05, 1.0)
+        for i in (0, 1)
     )
     assert (first.weights < 0).all()
     assert first.beta == 0.05
@@ -84,7 +86,9 @@ def test_forbidden_pairs_stay_forbidden(start):
     problem = make_problem(rng, DESIGNS["similarity"], 5, logits="typed")
     stacked = stack_problems([problem], "doubly_stochastic")
     model = read(stacked.program, stacked.scenes.take(0))
-    made = getattr(starts, start)(jax.random.key(0), model, starts.structure(model), 0.05, 1.0)
+    made = getattr(starts, start)(
+        jax.random.key(0), model, starts.structure(skeleton_of(model)), 0.05, 1.0
+    )
     forbidden = problem.match_logits == -np.inf
     assert forbidden.any()
     assert (np.asarray(made.weights)[forbidden] == -np.inf).all()

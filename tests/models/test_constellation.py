@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
 
+from models.conjugacy import check_conjugate
 from models.constellation import (
     PARTS,
     constellation,
@@ -17,7 +18,7 @@ from models.errors import InputError
 from models.geometry import translation
 from models.likelihood import MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.reading import check_conjugate, read
+from models.reading import read
 from models.scenes import make_scene
 from models.templates import Parts, stack
 

@@ -14,19 +14,14 @@ from numpyro.handlers import seed, trace
 from numpyro.infer.util import log_density
 
 from models import constellation as constellation_file
+from models.batches import read_batch, what_varies
+from models.conjugacy import check_conjugate, check_program
 from models.constellation import constellation
 from models.errors import ConjugacyError, InputError
 from models.likelihood import MarginalParts, MatchedParts
+from models.marginal import marginal, match_posterior
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.reading import (
-    check_conjugate,
-    check_program,
-    marginal,
-    match_posterior,
-    read,
-    read_batch,
-    what_varies,
-)
+from models.reading import read
 from models.scenes import Scene, make_scene
 from models.templates import stack
 from tests import oracle

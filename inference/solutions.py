@@ -1,0 +1,225 @@
+"""The sums of exact inference, compiled: scenes of the same number of points together.
+
+Scenes come in chunks whose memory is bounded, and the next chunk is under way while the last one is
+put in its place.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Bool, Float, Int
+
+from inference import assignments
+from inference.assignments import Listing
+from inference.enumeration import Moments, Plan, make_plan, moments, sum_over_matches
+from inference.mixture import NUM_PARTITIONS
+from inference.parses import best_match, best_parses, group_labels
+from models import AnyArray
+from models.batches import Skeleton, reader, skeleton
+from models.errors import InputError
+from models.match import MixtureMatch
+from models.reading import Conjugate, Program
+from models.scenes import Scene
+
+MAX_PARSES = 512
+"""Ways to read a scene that are listed at most in search of its most probable partition."""
+
+_CELLS = 1 << 19  # grid cells of an object, times scenes, that are worked on at a time
+_PARSE = 256  # cells that take as much memory as a parse, roughly
+
+
+class Solution(NamedTuple):
+    """What the sum gives for scenes with the same number of points, which come first."""
+
+    log_sum: Float[AnyArray, " scenes"]
+    """Over the matches of all rows, dummies too."""
+    moments: Moments
+    labels: Int[AnyArray, "M best scenes"]
+    """The object of each point in the most probable partitions; some may be there twice."""
+    label_probs: Float[AnyArray, "best scenes"]
+    unlisted: Float[AnyArray, " scenes"]
+    """No other partition is more probable than this."""
+    best_match: Int[AnyArray, "M scenes"]
+    fits: Bool[AnyArray, " scenes"]
+    """Whether the rows are what the sum takes them for."""
+
+
+Solved = tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]
+"""Which scenes were solved together, on which plan, and what came out."""
+
+
+def solutions(
+    program: Program,
+    scenes: Scene,
+    order: Int[np.ndarray, "scenes N"],
+    sizes: Int[np.ndarray, " scenes"],
+    precision: Float[np.ndarray, " scenes"] | None,
+    num_parses: tuple[int, ...],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Solved]:
+    """Solve all scenes, those again whose most probable partition may not have been listed.
+
+    Args:
+        num_parses: how many ways to read a scene to list, at the first and at further attempts.
+    """
+    left, finished = np.arange(len(sizes)), 0
+    for breadth in num_parses:
+        doubtful = [left[:0]]
+        for some, plan, solution in _solutions_of(
+            program, scenes, order, sizes, precision, left, breadth
+        ):
+            sure = solution.label_probs.max(axis=0) >= solution.unlisted
+            doubtful.append(some[~sure])
+            yield some, plan, solution
+            finished += len(some) if breadth == num_parses[-1] else int(sure.sum())
+            if progress is not None:
+                progress(finished, len(sizes))
+        left = np.concatenate(doubtful)
+
+
+def _solutions_of(
+    program: Program,
+    scenes: Scene,
+    order: Int[np.ndarray, "scenes N"],
+    sizes: Int[np.ndarray, " scenes"],
+    precision: Float[np.ndarray, " scenes"] | None,
+    which: Int[np.ndarray, " which"],
+    num_parses: int,
+) -> Iterator[Solved]:
+    """Solve scenes of the same number of points together, some at a time.
+
+    The next ones are under way while the last ones are put in their places.
+    """
+    layout = scenes.layout
+    waiting: Solved | None = None
+    read_scenes, fixed = reader(program, layout), skeleton(program, layout)
+    for num_points in np.unique(sizes[which]):
+        plan = plan_of(fixed, int(num_points))
+        solve = _solver(fixed, int(num_points), num_parses)
+        chosen = which[sizes[which] == num_points]
+        # The few that are left over are padded to one width, to be compiled once.
+        most = 32 if num_parses == MAX_PARSES else len(chosen)
+        cells = max(plan.num_cells, num_parses * _PARSE)
+        chunk = 1 << max(0, min(32, most, _CELLS // cells) - 1).bit_length()
+        for start in range(0, len(chosen), chunk):
+            some = chosen[start : start + chunk]
+            padded = np.resize(some, chunk)
+            given = None if precision is None else precision[padded]
+            pieces = read_scenes(Scene(**scenes.take(padded).observed))
+            launched = solve(pieces, order[padded], given)
+            if waiting is not None:
+                yield _finished(*waiting)
+            waiting = some, plan, launched
+    if waiting is not None:
+        yield _finished(*waiting)
+
+
+def _finished(some: Int[np.ndarray, " some"], plan: Plan | Listing, solution: Solution) -> Solved:
+    """In numpy, without the scenes that only fill a chunk, once it is clear that all fit."""
+    if not np.asarray(solution.fits).all():
+        raise InputError(
+            "exact inference wants points that are seen whole or not at all, as `present` says, "
+            "and dummy rows that are all alike in the match prior, but this program treats single "
+            "features or dummies on their own; use the method ds"
+        )
+    return some, plan, jax.tree.map(lambda x: np.asarray(x)[..., : len(some)], solution)
+
+
+@functools.lru_cache(maxsize=64)
+def plan_of(skeleton: Skeleton, num_points: int) -> Plan | Listing:
+    is_mixture = skeleton.match_family is MixtureMatch
+    return (assignments.make_listing if is_mixture else make_plan)(skeleton, num_points)
+
+
+@functools.lru_cache(maxsize=64)
+def _solver(
+    skeleton: Skeleton, num_points: int, num_parses: int
+) -> Callable[[Conjugate, Int[AnyArray, "scenes N"], AnyArray | None], Solution]:
+    """Compiled once for each number of points."""
+    plan = plan_of(skeleton, num_points)
+    alike = skeleton.alike
+    swaps = math.prod(math.factorial(alike.count(first)) for first in set(alike))
+
+    @jax.jit
+    def solve(
+        pieces: Conjugate, order: Int[AnyArray, "scenes N"], precision: AnyArray | None
+    ) -> Solution:
+        model, fits = ordered(pieces, plan, order, precision)
+        if isinstance(plan, Listing):
+            return _solve_mixture(model, plan, num_parses, fits)
+        return _solve_permutations(model, plan, num_parses * min(swaps, NUM_PARTITIONS), fits)
+
+    return solve
+
+
+def _solve_permutations(
+    model: Conjugate, plan: Plan, num_parses: int, fits: Bool[Array, " scenes"]
+) -> Solution:
+    tables = sum_over_matches(model, plan)
+    found = moments(plan, tables)
+    num_dummies = len(model.points) - plan.num_points
+    left = 1.0 - found.match_probs.sum(axis=0, keepdims=True)  # the dummies are all alike
+    dummies = jnp.repeat(left / max(num_dummies, 1), num_dummies, axis=0)
+    parses = best_parses(plan, tables, num_parses)
+    return Solution(
+        tables.evidence + math.lgamma(num_dummies + 1),
+        found._replace(match_probs=jnp.concatenate([found.match_probs, dummies])),
+        jnp.moveaxis(group_labels(plan, parses.position), -1, 0),
+        jnp.exp(parses.log_weight - tables.evidence),
+        jnp.exp(parses.log_unlisted - tables.evidence),
+        best_match(plan, tables),
+        fits,
+    )
+
+
+def _solve_mixture(
+    model: Conjugate, listing: Listing, num_partitions: int, fits: Bool[Array, " scenes"]
+) -> Solution:
+    sums = assignments.sum_over_assignments(model, listing)
+    dummies = logsumexp(model.match_logits[listing.num_points :], axis=1).sum(axis=0)
+    labels, probs = assignments.best_partitions(listing, sums, num_partitions)
+    return Solution(
+        sums.evidence + dummies,
+        assignments.moments(model, listing, sums),
+        jnp.moveaxis(labels, -1, 0),
+        probs,
+        jnp.zeros_like(sums.evidence),  # all of them were looked at
+        assignments.best_match(listing, sums),
+        fits,
+    )
+
+
+def ordered(
+    model: Conjugate,
+    plan: Plan | Listing,
+    order: Int[AnyArray, "scenes N"],
+    precision: AnyArray | None,
+) -> tuple[Conjugate, Bool[Array, " scenes"]]:
+    """The model with its points first, and whether its rows are what the sum takes them for."""
+
+    def reorder(x: Array) -> Array:
+        wide = jnp.broadcast_to(x, (*x.shape[:-1], len(order)))
+        return jnp.take_along_axis(wide, order.T[:, None], axis=0)
+
+    model = replace(
+        model,
+        points=reorder(model.points),
+        seen=reorder(model.seen),
+        match_logits=reorder(model.match_logits),
+    )
+    if precision is not None:
+        variance = model.parts.variance / precision
+        model = replace(model, parts=model.parts._replace(variance=variance))
+    is_point = np.arange(order.shape[1])[:, None, None] < plan.num_points
+    fits = jnp.all(model.seen == is_point, axis=(0, 1))
+    if isinstance(plan, Plan):
+        dummies = model.match_logits[plan.num_points :]
+        fits &= jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))
+    return model, fits
