@@ -505,6 +505,11 @@ def test_evaluate_wants_the_truth(tmp_path):
         (["table1", "--chunk", 0], "at least one scene, got 0"),
         (["table1", "--draws", 0], "at least one draw"),
         (["table1", "--scenes", "nowhere"], "there is no file nowhere"),
+        (["table1", "--more"], "--images and --more are options of faces"),
+        (["faces", "--methods", "ds"], "are options of the constellations"),
+        (["faces", "--draws", -1], "at least one draw, got -1"),
+        (["faces", "--images", "nowhere"], "there is no folder nowhere"),
+        (["all", "--images", "nowhere"], "there is no folder nowhere"),
     ],
 )
 def test_reproduce_explains_bad_arguments(tmp_path, arguments, pattern):
