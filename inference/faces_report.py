@@ -16,7 +16,7 @@ from rich.table import Table
 
 from inference.faces_experiment import METHODS, Cell, Explained, FaceStudy, true_scene
 from inference.plots import COLOURS, STYLE
-from models.face_images import PART_TYPES
+from models.face_images import PART_TYPES, FaceImages
 from models.face_scenes import FaceScenes
 from models.rendering import render_poses, scene_rmse
 from models.scenes import whole_file
@@ -70,11 +70,27 @@ def plot_faces(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> Fi
         for name in ("vi", "ransac", "refit")
     }
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(10.4, 3.5), layout="constrained")
+        figure = Figure(figsize=(10.4, 3.1), layout="constrained")
         axes = figure.subplots(1, 1 + len(drawn))
-        _show(axes[0], wanted, f"scene: {int(scenes.scene.present[0].sum())} parts seen")
+        _show(axes[0], wanted, f"scene\n{int(scenes.scene.present[0].sum())} parts seen")
         for ax, (name, image) in zip(axes[1:], drawn.items(), strict=True):
             _show(ax, image, f"{METHODS[name]}\nRMSE {scene_rmse(wanted, image):.4f}")
+    return figure
+
+
+def plot_images(images: FaceImages, faces_of_group: int = 3, seed: int = 0) -> Figure:
+    """Some faces that the part images make, a column for each group."""
+    rng = np.random.default_rng(seed)
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        figure = Figure(
+            figsize=(1.5 * images.num_groups, 1.5 * faces_of_group + 0.25), layout="constrained"
+        )
+        axes = figure.subplots(faces_of_group, images.num_groups, squeeze=False)
+        for row in range(faces_of_group):
+            for group in range(images.num_groups):
+                variants = rng.integers(images.num_variants, size=len(PART_TYPES))
+                title = f"group {group}" if row == 0 else ""
+                _show(axes[row, group], images.compose(group, variants), title)
     return figure
 
 
@@ -143,6 +159,7 @@ def write_report(
         "faces_scenes.csv": scenes_csv(numbers).encode(),
         "faces.png": _png(plot_errors(numbers, drawn)),
         "faces_factors.png": _png(plot_factors(study)),
+        "faces_images.png": _png(plot_images(study.images)),
     }
     for name, content in contents.items():
         with whole_file(folder / name) as file:
