@@ -85,10 +85,13 @@ class FaceStudy:
         )
 
 
-def open_study(folder: Path | None = None, seed: int = 0) -> FaceStudy:
+def open_study(
+    folder: Path | None = None, seed: int = 0, num_factors: int | None = None
+) -> FaceStudy:
     """Part images of a folder, or drawn ones, and the model fitted to their training faces."""
     images = draw_images(seed) if folder is None else load_images(folder)
-    return FaceStudy(images, fit_appearance(images, seed), split_faces(images, seed).test)
+    appearance = fit_appearance(images, seed, num_factors)
+    return FaceStudy(images, appearance, split_faces(images, seed).test)
 
 
 class Explained(NamedTuple):

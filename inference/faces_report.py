@@ -235,6 +235,7 @@ def scenes_csv(numbers: Numbers) -> str:
 
 def plot_errors(numbers: Numbers, drawn: bool = True) -> Figure:
     """The scene errors of every method, by number of faces."""
+    title = "Drawn faces, not the paper's photographs" if drawn else "The faces that were given"
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(1.6 + 1.2 * len(numbers), 3.6), layout="constrained")
         axes = figure.subplots()
@@ -255,7 +256,7 @@ def plot_errors(numbers: Numbers, drawn: bool = True) -> Figure:
         axes.set_xticks(range(len(numbers)), [cell.name.replace(", ", ",\n") for cell in numbers])
         axes.set(
             ylabel="RMSE of the scene",
-            title="Drawn faces" if drawn else "Faces given",
+            title=title,
             ylim=(0, None),
         )
         figure.legend(loc="outside lower center", ncols=2)
