@@ -39,11 +39,20 @@ def run(*arguments):
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
-def start(*arguments, cache):
+FEW_BLOCKS = """
+from inference import cli, faces_experiment
+faces_experiment.CELLS, faces_experiment.BLOCK = (faces_experiment.Cell(2),), 2
+cli.main()
+"""
+"""The command line with one number of faces, to compile once, and blocks of two scenes."""
+
+
+def start(*arguments, cache, code=None):
     """The real thing, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), "COLUMNS": "150"}
-    command = [sys.executable, "-m", "inference.cli", *map(str, arguments)]
+    called = ["-m", "inference.cli"] if code is None else ["-c", code]
+    command = [sys.executable, *called, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, **pipes)
 
@@ -178,14 +187,14 @@ def test_demo_writes_a_picture(tmp_path, folder):
 
 @pytest.mark.slow
 def test_a_killed_reproduction_resumes_to_the_identical_tables(tmp_path, folder):
-    options = ("reproduce", "faces", "--draws", 2, "--images", folder, "--out")
-    cache = tmp_path / "cache"
-    whole = start(*options, tmp_path / "whole", cache=cache)
+    options = ("reproduce", "faces", "--draws", 9, "--images", folder, "--out")
+    real = {"cache": tmp_path / "cache", "code": FEW_BLOCKS}
+    whole = start(*options, tmp_path / "whole", **real)
     out, err = whole.communicate(timeout=900)
     assert whole.returncode == 0, err
     assert "Resuming" not in out
 
-    killed = start(*options, tmp_path / "killed", cache=cache)
+    killed = start(*options, tmp_path / "killed", **real)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and killed.poll() is None:
         if len(list((tmp_path / "killed").rglob("*.npz"))) >= 2:
@@ -196,13 +205,11 @@ def test_a_killed_reproduction_resumes_to_the_identical_tables(tmp_path, folder)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "faces.md").exists()
 
-    resumed = start(*options, tmp_path / "killed", cache=cache)
+    resumed = start(*options, tmp_path / "killed", **real)
     out, err = resumed.communicate(timeout=900)
     assert resumed.returncode == 0, err
     assert re.search(r"Resuming: [2-4] blocks", out)
     for name in ("faces.md", "faces.csv", "faces_scenes.csv"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert (
-        "| 2 faces | 2 | 100.0 | 100.0 | 100.0 | 100.0 |"
-        in (tmp_path / "whole" / "faces.md").read_text()
-    )
+    table = (tmp_path / "whole" / "faces.md").read_text()
+    assert "| 2 faces | 9 | 100.0 | 100.0 | 100.0 | 100.0 |" in table
