@@ -85,13 +85,10 @@ class FaceStudy:
         )
 
 
-def open_study(
-    folder: Path | None = None, seed: int = 0, num_factors: int | None = None
-) -> FaceStudy:
+def open_study(folder: Path | None = None, seed: int = 0) -> FaceStudy:
     """Part images of a folder, or drawn ones, and the model fitted to their training faces."""
     images = draw_images(seed) if folder is None else load_images(folder)
-    appearance = fit_appearance(images, seed, num_factors)
-    return FaceStudy(images, appearance, split_faces(images, seed).test)
+    return FaceStudy(images, fit_appearance(images, seed), split_faces(images, seed).test)
 
 
 class Explained(NamedTuple):

@@ -26,14 +26,6 @@ Images = Annotated[
     ),
 ]
 
-Factors = Annotated[
-    int | None,
-    typer.Option(
-        help="Factors of the appearance; the paper has 12.",
-        show_default="as few as predict left-out parts best",
-    ),
-]
-
 
 @app.command()
 def demo(
@@ -43,7 +35,6 @@ def demo(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the scene and of random starts.")] = 0,
     images: Images = None,
-    factors: Factors = None,
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The picture to write: .png, .pdf or .svg.")
     ] = Path("faces.png"),
@@ -63,7 +54,7 @@ def demo(
         from inference.faces_experiment import METHODS, explain, measure, open_study
         from inference.faces_report import plot_faces
 
-        study = open_study(images, num_factors=factors)
+        study = open_study(images)
         scenes = study.scenes(1, num_faces, seed, occluded)
         explained = explain(study, scenes, seed)
         numbers = measure(study, scenes, explained)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from inference.commands.faces import Factors, Images, reproduce_faces
+from inference.commands.faces import Images, reproduce_faces
 from inference.commands.shared import keep_compiled_code, progress_of_blocks, say_what_is_there
 
 ALL_METHODS = "gmm,ds,ransac,exact"
@@ -52,7 +52,6 @@ def reproduce(
         str, typer.Option(metavar="NAMES", help="The methods to run; faces have their own.")
     ] = ALL_METHODS,
     images: Images = None,
-    factors: Factors = None,
     more: Annotated[
         bool, typer.Option("--more", help="Scenes of up to 10 faces; the paper has 5.")
     ] = False,
@@ -90,10 +89,9 @@ def reproduce(
             "--scenes, --methods and --chunk are options of the constellations, but the study is "
             "faces; leave them out"
         )
-    if study not in (Study.faces, Study.all) and (images, factors, more) != (None, None, False):
+    if study not in (Study.faces, Study.all) and (images, more) != (None, False):
         raise InputError(
-            f"--images, --factors and --more are options of faces, but the study is {study}; leave "
-            "them out"
+            f"--images and --more are options of faces, but the study is {study}; leave them out"
         )
     if draws is not None and draws < 1:
         raise InputError(f"wanted at least one draw, got {draws}; try 250")
@@ -102,7 +100,7 @@ def reproduce(
     if with_faces:  # read before the work: bad images are found out at once
         from inference.faces_experiment import open_study
 
-        faces = open_study(images, num_factors=factors)
+        faces = open_study(images)
     try:
         if study is not Study.faces:
             _constellations(study, scenes, draws or 512, seed, methods, out, chunk, fresh)
