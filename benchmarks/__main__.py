@@ -5,11 +5,12 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cavi, errors, exact, growth, memory, methods, quality
+from benchmarks import cavi, errors, exact, faces, growth, memory, methods, quality
 
 BENCHMARKS = {
     "cavi": cavi.rows,
     "exact": exact.rows,
+    "faces": faces.rows,
     "memory": memory.rows,
     "methods": methods.rows,
     "quality": quality.rows,

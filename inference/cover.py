@@ -90,8 +90,14 @@ def promises(
     return least
 
 
-def sequential_cover(candidates: Candidates, kind: Int[np.ndarray, " K"]) -> Int[Array, " K"]:
-    """Sequential RANSAC: the best candidate, then the best of what its points leave, and so on."""
+def sequential_cover(
+    candidates: Candidates, kind: Int[np.ndarray, " K"], limit: float = 0.0
+) -> Int[Array, " K"]:
+    """Sequential RANSAC: the best candidate, then the best of what its points leave, and so on.
+
+    Args:
+        limit: a candidate whose value is not below it is not taken.
+    """
     num_kinds, some, rows = candidates.claims.shape
     candidates = jax.tree.map(jnp.asarray, candidates)
     of_kind = np.arange(num_kinds)[:, None] == kind
@@ -105,7 +111,7 @@ def sequential_cover(candidates: Candidates, kind: Int[np.ndarray, " K"]) -> Int
         j, chosen = jnp.divmod(best, some)
         k = jnp.argmax(unused[j])
         new = (free & ~candidates.claims[j, chosen], choice.at[k].set(chosen))
-        better = value[best] < 0
+        better = value[best] < limit
         return jax.tree.map(lambda old, new: jnp.where(better, new, old), state, new), None
 
     start = (jnp.ones(rows, bool), jnp.full(len(kind), -1))

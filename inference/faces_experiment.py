@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -32,7 +32,14 @@ BLOCK = 50
 RESTARTS = 4
 """Of coordinate ascent on a scene; the paper has 5."""
 
-VERSION = 1
+RANSAC_OPTIONS: dict[str, Any] = {
+    "features": GEOMETRIC,
+    "tolerance": 0.05,
+    "cover": "sequential",
+    "fewest_points": 1,
+}
+
+VERSION = 2
 """To be raised where a change of the code makes stored numbers stale."""
 
 METHODS = {
@@ -63,11 +70,18 @@ class FaceStudy:
         return self.programs[num_faces]
 
     def scenes(
-        self, num_scenes: int, num_faces: int, seed: int = 0, occluded: bool = False
+        self,
+        num_scenes: int,
+        num_faces: int,
+        seed: int = 0,
+        occluded: bool = False,
+        first: int = 0,
     ) -> FaceScenes:
+        """Scenes of the test faces (`models.face_scenes.sample_face_scenes`)."""
+        options: dict[str, Any] = {"occluded": occluded, "first": first}
         tables = self.appearance.tables(self.images)
         return sample_face_scenes(
-            self.images, tables, self.faces, num_scenes, num_faces, seed, occluded=occluded
+            self.images, tables, self.faces, num_scenes, num_faces, seed, **options
         )
 
 
@@ -88,14 +102,19 @@ class Explained(NamedTuple):
 def explain(
     study: FaceStudy, scenes: FaceScenes, seed: int = 0, restarts: int = RESTARTS
 ) -> Explained:
-    """Run every method on a batch of scenes."""
+    """Run every method on a batch of scenes.
+
+    One part fixes the pose of a face, so a face may have one part only, for VI and RANSAC alike.
+    """
     program = study.program(scenes.poses.shape[1])
-    options = {"features": GEOMETRIC, "tolerance": 0.05, "cover": "sequential"}
-    single = ransac.run(program, scenes.scene, seed, refit=False, **options)  # type: ignore[arg-type]
+    single, refitted = (
+        ransac.run(program, scenes.scene, seed, refit=refit, **RANSAC_OPTIONS)
+        for refit in (False, True)
+    )
     results = {
-        "vi": cavi.run(program, scenes.scene, seed, restarts=restarts),
+        "vi": cavi.run(program, scenes.scene, seed, restarts=restarts, fewest_points=1),
         "ransac": single,
-        "refit": ransac.run(program, scenes.scene, seed, refit=True, **options),  # type: ignore[arg-type]
+        "refit": refitted,
     }
     poses = {name: poses_of_faces(result, scenes) for name, result in results.items()}
     poses["draw"] = poses_of_faces(single, scenes, np.random.default_rng([seed, 1]))
@@ -188,49 +207,65 @@ MORE_CELLS = tuple(Cell(number) for number in range(6, 11))
 """Beyond the paper."""
 
 
-def run_cells(
+class Block(NamedTuple):
+    """Some scenes of a cell, and the file for their numbers."""
+
+    cell: Cell
+    first: int
+    size: int
+    file: Path
+
+
+def blocks_of(
+    study: FaceStudy, cells: Sequence[Cell], num_scenes: int, seed: int, folder: Path
+) -> list[Block]:
+    """All that is to be done. A file's name has a digest of what its numbers depend on."""
+    blocks = []
+    for cell in cells:
+        name = cell.name.replace(", ", "-").replace(" ", "-")
+        for first in range(0, num_scenes, BLOCK):
+            size = min(BLOCK, num_scenes - first)
+            factors = study.appearance.factors.num_factors
+            depends = (VERSION, study.images.fingerprint, factors, seed, RESTARTS, BLOCK, size)
+            digest = hashlib.sha256(repr(depends).encode()).hexdigest()[:12]
+            blocks.append(Block(cell, first, size, folder / f"{name}-{first:05d}-{digest}.npz"))
+    return blocks
+
+
+def run_blocks(
     study: FaceStudy,
-    cells: Sequence[Cell],
-    num_scenes: int,
+    blocks: Sequence[Block],
     seed: int,
-    folder: Path,
     progress: Callable[[Cell, int, int], None] | None = None,
 ) -> dict[Cell, dict[str, np.ndarray]]:
-    """The numbers of every scene of every cell, from the files of `folder` where they are there.
+    """The numbers of every scene of every cell, from the files of blocks where they are there.
 
     Args:
-        progress: called with the cell, the scenes done of all cells, and the scenes there are.
+        progress: called with the cell, the blocks done, and the blocks there are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    results, done = {}, 0
-    for cell in cells:
-        blocks = []
-        for first in range(0, num_scenes, BLOCK):
-            count = min(BLOCK, num_scenes - first)
-            if progress is not None:
-                progress(cell, done, num_scenes * len(cells))
-            blocks.append(_block(study, cell, first, count, seed, folder))
-            done += count
-        results[cell] = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}
-    return results
+    numbers: dict[Cell, list[dict[str, np.ndarray]]] = {}
+    for done, block in enumerate(blocks):
+        if progress is not None:
+            progress(block.cell, done, len(blocks))
+        numbers.setdefault(block.cell, []).append(_numbers(study, block, seed))
+    return {
+        cell: {name: np.concatenate([one[name] for one in some]) for name in some[0]}
+        for cell, some in numbers.items()
+    }
 
 
-def _block(
-    study: FaceStudy, cell: Cell, first: int, count: int, seed: int, folder: Path
-) -> dict[str, np.ndarray]:
-    """The numbers of some scenes, read or computed and written."""
-    factors = study.appearance.factors
-    depends = (VERSION, study.images.fingerprint, factors.num_factors, seed, RESTARTS, first, count)
-    digest = hashlib.sha256(repr(depends).encode()).hexdigest()[:12]
-    name = cell.name.replace(", ", "-").replace(" ", "-")
-    file = folder / f"{name}-{first:05d}-{digest}.npz"
-    if file.exists():
-        with np.load(file, allow_pickle=False) as stored:
+def _numbers(study: FaceStudy, block: Block, seed: int) -> dict[str, np.ndarray]:
+    """The numbers of a block, read or computed and written."""
+    if block.file.exists():
+        with np.load(block.file, allow_pickle=False) as stored:
             return dict(stored)
-    scenes = study.scenes(first + count, cell.num_faces, seed, cell.occluded)
-    scenes = scenes.take(np.resize(np.arange(first, first + count), BLOCK))  # one compiled shape
-    numbers = measure(study, scenes, explain(study, scenes, seed))
-    numbers = {name: values[:count] for name, values in numbers.items()}
-    with whole_file(file) as opened:
+    cell, size = block.cell, block.size
+    scenes = study.scenes(size, cell.num_faces, seed, cell.occluded, block.first)
+    scenes = scenes.take(np.resize(np.arange(size), BLOCK))  # one compiled shape for all blocks
+    key = int(np.random.SeedSequence([seed, block.first]).generate_state(1)[0])
+    numbers = measure(study, scenes, explain(study, scenes, key))
+    numbers = {name: values[:size] for name, values in numbers.items()}
+    block.file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(block.file) as opened:
         np.savez(opened, allow_pickle=False, **numbers)
     return numbers

@@ -24,6 +24,10 @@ MAX_TUPLES = 4096
 MAX_CANDIDATES = 64
 """Hypotheses of each template that compete for the points, no two with the same points."""
 
+TIE_DECIMALS = 4
+"""Decimals that count of a cost, in units of a point at the tolerance. Without noise every basis of
+an object fits, and what is left, the pull of the prior, is no reason to prefer one."""
+
 
 class Settings(NamedTuple):
     """What `run` was asked for."""
@@ -34,6 +38,7 @@ class Settings(NamedTuple):
     cost: Literal["total", "others"]
     cover: Literal["exact", "partial", "sequential"]
     features: int | None
+    fewest_points: int | None
 
 
 class Hypotheses(NamedTuple):
@@ -165,7 +170,8 @@ def hypotheses(
     possible = template.allowed[tuples[None], basis[:, None]].all(axis=-1) & basis_valid[:, None]
     basis_met = (met | ~in_basis).all(axis=0)
     size = basis.shape[1]
-    enough = jnp.minimum(size + 1, template.valid.sum())  # more than what any basis has by itself
+    # More than any basis has by itself, unless one is content with less.
+    enough = jnp.minimum(settings.fewest_points or size + 1, template.valid.sum())
     possible = possible.ravel() & basis_met & (met.sum(axis=0) >= enough)
     scaled = jnp.where(met, distance, 0.0) / settings.tolerance**2
     if settings.cost == "others":
@@ -204,11 +210,14 @@ def _distinct(
 
 
 def best_of_each_set(found: Hypotheses, num_points: int) -> tuple[Candidates, Hypotheses]:
-    """The best hypothesis for each set of points, and of these the best ones."""
+    """The best hypothesis for each set of points, and of these the best ones.
+
+    Of equally good ones it is that of the first basis.
+    """
     claims = (found.match[:, None] == np.arange(num_points)[:, None]).any(axis=0)  # (N, H)
     codes = np.random.default_rng(0).integers(2**62, size=num_points)  # equal sums: equal sets
     code = jnp.where(claims, codes[:, None], 0).sum(axis=0)
-    order = jnp.lexsort((found.value, code))
+    order = jnp.lexsort((jnp.round(found.value, TIE_DECIMALS), code))
     first = jnp.concatenate([jnp.ones(1, bool), jnp.diff(code[order]) != 0])
     value = jnp.where(first, found.value[order], jnp.inf)
     lowest, place = jax.lax.top_k(-value, min(MAX_CANDIDATES, len(value)))

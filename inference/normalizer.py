@@ -47,11 +47,13 @@ def log_prior_normalizer(
         values = size * logits[:, 0, 0] + math.lgamma(size + 1)
     else:
         known: dict[bytes, float] = {}
-        for matrix, mask in zip(logits, scenes.present[: len(logits)], strict=True):
-            name = matrix.tobytes()
+        values = np.zeros(len(logits))
+        for i, (matrix, mask) in enumerate(zip(logits, scenes.present[: len(logits)], strict=True)):
+            order = np.lexsort((*matrix.T, mask))  # that of the rows does not change a permanent
+            name = matrix[order].tobytes() + mask[order].tobytes()
             if name not in known:
                 known[name] = _log_permanent_by_components(matrix, mask)
-        values = np.array([known[matrix.tobytes()] for matrix in logits])
+            values[i] = known[name]
         if or_bound:
             row_sums = np.asarray(logsumexp(logits, axis=-1).sum(axis=-1))
             values = np.where(np.isnan(values), row_sums, values)

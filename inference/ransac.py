@@ -87,6 +87,7 @@ def run(
     cost: Literal["total", "others"] = "total",
     cover: Literal["exact", "partial", "sequential"] = "exact",
     features: int | None = None,
+    fewest_points: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
     """Explain one scene, or each of a batch, by objects that some of its points suggest.
@@ -108,6 +109,8 @@ def run(
             misfit, as much as one at the tolerance; "sequential" takes one object after another.
         features: how many of the first features are coordinates that distances are measured in; all
             by default. For oriented parts with an appearance, 4.
+        fewest_points: that an object has; by default more than fix its pose and, with "sequential",
+            more than half of its parts.
         progress: called with (scenes finished, scenes in all) now and then.
     """
     began = time.perf_counter()
@@ -122,7 +125,7 @@ def run(
             "ransac wants points that are seen whole or not at all, but some features of a point "
             "are missing; use the method ds"
         )
-    settings = Settings(bases, float(tolerance), refit, cost, cover, features)
+    settings = Settings(bases, float(tolerance), refit, cost, cover, features, fewest_points)
     solve, owner = _solver(skeleton(program, scenes.layout), settings)
     read_scenes = reader(program, scenes.layout)
     base_key = jax.random.key(key) if isinstance(key, int) else key
@@ -187,10 +190,12 @@ def explain(key: Array, model: Conjugate, plan: Plan, settings: Settings) -> Fou
 
     candidates, found = jax.vmap(of_kind)(plan.first, members, valid, plan.basis, plan.basis_valid)
     if settings.cover == "sequential":
-        choice = sequential_cover(candidates, plan.kind)
+        limit = 0.0 if settings.fewest_points is None else np.inf
+        choice = sequential_cover(candidates, plan.kind, limit)
     else:
         sizes = structure.valid.sum(axis=1)
-        fewest, rows = structure.basis_size + 1, len(model.points)
+        fewest = settings.fewest_points or structure.basis_size + 1
+        rows = len(model.points)
         promise = promises(sizes, fewest, lack_cost(settings, rows), rows)
         choice = best_cover(candidates, plan.kind, model.seen.any(axis=1), promise)
     chosen = jax.tree.map(lambda x: x[plan.kind, ..., jnp.maximum(choice, 0)], found)  # (K, most)

@@ -93,9 +93,9 @@ def draw_images(
     masks = part_masks()
     x, y = pixel_grid()
     tones = rng.permutation(np.linspace(*_TONES, num_groups))
-    pixels = []
-    for name, mask in zip(PART_TYPES, masks, strict=True):
-        draw = _DRAW[name]
+    pixels = {}
+    for name, draw in _DRAW.items():
+        mask = masks[PART_TYPES.index(name)]
         overall = {number: spread[0] for number, spread in _NUMBERS[name].items()}
         averages = [_vary(rng, overall, name, 1) for _ in range(num_groups)]
         images = [
@@ -109,8 +109,9 @@ def draw_images(
             for tone, average in zip(tones, averages, strict=True)
             for _ in range(num_variants)
         ]
-        pixels.append(np.clip(images, 0, 1).reshape(num_groups, num_variants, -1))
-    return FaceImages(masks, tuple(p.astype(np.float32) for p in pixels))
+        shape = (num_groups, num_variants, -1)
+        pixels[name] = np.clip(images, 0, 1).astype(np.float32).reshape(shape)
+    return FaceImages(masks, tuple(pixels[name] for name in PART_TYPES))
 
 
 def part_masks() -> Bool[np.ndarray, "5 224 224"]:
@@ -122,7 +123,7 @@ def part_masks() -> Bool[np.ndarray, "5 224 224"]:
     hair = head & (y < -0.31)
     eyes = head & (y >= -0.31) & (y < 0.06) & ~nose
     jaw = head & (y >= 0.06) & ~nose & ~mouth
-    return np.stack([hair, eyes, nose, mouth, jaw])
+    return np.stack([eyes, nose, mouth, jaw, hair])
 
 
 def _vary(rng: np.random.Generator, average: Numbers, part: str, level: int) -> dict[str, float]:

@@ -8,8 +8,8 @@ face.
 
 A folder holds a set as
 
-    masks/hair.png   masks/eyes.png   masks/nose.png   masks/mouth.png   masks/jaw.png
-    0/hair_0.png     0/hair_1.png     ...              (group / part type _ variant)
+    masks/eyes.png   masks/nose.png   masks/mouth.png   masks/jaw.png   masks/hair.png
+    0/eyes_0.png     0/eyes_1.png     ...               (group / part type _ variant)
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from models.errors import InputError
 CANVAS = 224
 """Pixels of a side."""
 
-PART_TYPES = ("hair", "eyes", "nose", "mouth", "jaw")
-"""The number of a type is its place here."""
+PART_TYPES = ("eyes", "nose", "mouth", "jaw", "hair")
+"""The number of a type is its place here, the paper's order."""
 
 
 class FaceImages(NamedTuple):

@@ -1,16 +1,21 @@
-"""`capsules faces`: scenes of faces. `capsules reproduce faces` ends here too."""
+"""`capsules faces demo`, and the part of `capsules reproduce` that is about faces."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inference.commands.shared import check_picture_format, keep_compiled_code
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Scenes of faces: parts with a place, a size, a direction and an appearance.",
+from inference.commands.shared import (
+    check_picture_format,
+    keep_compiled_code,
+    progress_of_blocks,
+    say_what_is_there,
 )
+
+if TYPE_CHECKING:
+    from inference.faces_experiment import FaceStudy
+
+app = typer.Typer(no_args_is_help=True)
 
 Images = Annotated[
     Path | None,
@@ -65,60 +70,33 @@ def demo(
     print(f"The picture is in {out}.")
 
 
-@app.command()
-def reproduce(
-    scenes: Annotated[int, typer.Option(help="Scenes of each number of faces.")] = 250,
-    more: Annotated[bool, typer.Option("--more", help="Up to 10 faces; the paper has 5.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the scenes and of random starts.")] = 0,
-    images: Images = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write to.")] = Path(
-        "results"
-    ),
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Do not use what an earlier run has left.")
-    ] = False,
+@app.callback()
+def faces() -> None:
+    """Scenes of faces: parts with a place, a size, a direction and an appearance."""
+
+
+def reproduce_faces(
+    study: "FaceStudy", drawn: bool, num_scenes: int, more: bool, seed: int, out: Path, fresh: bool
 ) -> None:
-    """Make the table of the faces experiment: the paper's numbers, and ours on drawn faces.
+    """Make the tables of the faces experiment.
 
-    What was computed is kept in DIR: the same command goes on after an
-    interruption and ends in the same numbers.
-
-    [bold]Examples[/bold]
-
-      [cyan]capsules faces reproduce[/cyan]
-      [cyan]capsules faces reproduce --scenes 20 --more[/cyan]
+    Args:
+        drawn: whether the images of the study are the artist's.
+        more: scenes of up to 10 faces.
+        out: a folder that is there.
     """
-    from models.errors import InputError
-
-    if scenes < 1:
-        raise InputError(f"wanted at least one scene of each kind, got {scenes}; try 250")
-    keep_compiled_code()
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from inference.faces_experiment import CELLS, MORE_CELLS, Cell, open_study, run_cells
+    from inference.faces_experiment import CELLS, MORE_CELLS, blocks_of, run_blocks
     from inference.faces_report import write_report
 
-    blocks = out / "faces_blocks"
-    try:
-        blocks.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {out} ({error.strerror}); choose another --out"
-        ) from error
+    cells = CELLS + MORE_CELLS if more else CELLS
+    blocks = blocks_of(study, cells, num_scenes, seed, out / "blocks" / "faces")
+    there = [block.file for block in blocks if block.file.exists()]
     if fresh:
-        for path in blocks.glob("*.npz"):
+        for path in there:
             path.unlink()
-    study = open_study(images)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("scenes", total=None)
-
-        def report(cell: Cell, done: int, total: int) -> None:
-            bar.update(task, description=cell.name, completed=done, total=total)
-
-        cells = CELLS + MORE_CELLS if more else CELLS
-        numbers = run_cells(study, cells, scenes, seed, blocks, report)
-    for path in write_report(numbers, study, out):
+        there = []
+    say_what_is_there(len(there))
+    with progress_of_blocks() as report:
+        numbers = run_blocks(study, blocks, seed, report)
+    for path in write_report(numbers, study, out, drawn):
         print(f"Wrote {path}.")
-    print((out / "faces.md").read_text())

@@ -2,14 +2,15 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from inference.commands.shared import keep_compiled_code
+from inference.commands.faces import Images, reproduce_faces
+from inference.commands.shared import keep_compiled_code, progress_of_blocks, say_what_is_there
 
-if TYPE_CHECKING:
-    from inference.experiments import Cell, Numbers
+ALL_METHODS = "gmm,ds,ransac,exact"
+CHUNK = 64
 
 
 class Study(StrEnum):
@@ -18,6 +19,7 @@ class Study(StrEnum):
     table1 = "table1"
     beta = "beta"
     mask = "mask"
+    faces = "faces"
     all = "all"
 
 
@@ -26,7 +28,7 @@ def reproduce(
         Study,
         typer.Argument(
             help="The main table, the study of the initial beta, its tables with the ground-truth "
-            "mask, or all of them."
+            "mask, the faces experiment, or all of them."
         ),
     ],
     scenes: Annotated[
@@ -38,17 +40,27 @@ def reproduce(
             show_default="drawn by seed",
         ),
     ] = None,
-    draws: Annotated[int, typer.Option(help="Draws of each noise level.")] = 512,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            help="Draws of each noise level, or scenes of each number of faces.",
+            show_default="512, faces: 250",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the scenes and of random starts.")] = 0,
     methods: Annotated[
-        str, typer.Option(metavar="NAMES", help="The methods to run.")
-    ] = "gmm,ds,ransac,exact",
+        str, typer.Option(metavar="NAMES", help="The methods to run; faces have their own.")
+    ] = ALL_METHODS,
+    images: Images = None,
+    more: Annotated[
+        bool, typer.Option("--more", help="Scenes of up to 10 faces; the paper has 5.")
+    ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write to.")] = Path(
         "results"
     ),
     chunk: Annotated[
         int, typer.Option(help="Scenes between two files; does not change the numbers.")
-    ] = 64,
+    ] = CHUNK,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Do not use what an earlier run has left.")
     ] = False,
@@ -56,24 +68,64 @@ def reproduce(
     """Make the tables of the paper: its numbers, and ours beside them.
 
     Each cell has the paper's number, ours under the settings of the paper's
-    text, and ours under our defaults. The tables are printed and written to
-    DIR as Markdown, CSV and a figure. What was computed is kept there: the same
-    command goes on after an interruption and ends in the same numbers.
+    text, and ours under our defaults. Faces are drawn ones, not the paper's
+    photographs, which are not ours to ship. The tables are printed and written
+    to DIR as Markdown, CSV and a figure. What was computed is kept there: the
+    same command goes on after an interruption and ends in the same numbers.
 
     [bold]Examples[/bold]
 
       [cyan]capsules reproduce table1[/cyan]
       [cyan]capsules reproduce all --scenes published/ --out results[/cyan]
       [cyan]capsules reproduce beta --methods ds --draws 100[/cyan]
+      [cyan]capsules reproduce faces --more[/cyan]
     """
     from models.errors import InputError
 
     if chunk < 1:
-        raise InputError(f"a chunk wants at least one scene, got {chunk}; try 64")
+        raise InputError(f"a chunk wants at least one scene, got {chunk}; try {CHUNK}")
+    if study is Study.faces and (scenes, methods, chunk) != (None, ALL_METHODS, CHUNK):
+        raise InputError(
+            "--scenes, --methods and --chunk are options of the constellations, but the study is "
+            "faces; leave them out"
+        )
+    if study not in (Study.faces, Study.all) and (images, more) != (None, False):
+        raise InputError(
+            f"--images and --more are options of faces, but the study is {study}; leave them out"
+        )
+    if draws is not None and draws < 1:
+        raise InputError(f"wanted at least one draw, got {draws}; try 250")
     keep_compiled_code()
+    with_faces = study in (Study.faces, Study.all)
+    if with_faces:  # read before the work: bad images are found out at once
+        from inference.faces_experiment import open_study
+
+        faces = open_study(images)
+    try:
+        if study is not Study.faces:
+            _constellations(study, scenes, draws or 512, seed, methods, out, chunk, fresh)
+        if with_faces:
+            _make(out)
+            reproduce_faces(faces, images is None, draws or 250, more, seed, out, fresh)
+    except KeyboardInterrupt:
+        print(f"What was computed is kept in {out / 'blocks'}; the same command goes on there.")
+        raise
+
+
+def _constellations(
+    study: Study,
+    scenes: Path | None,
+    draws: int,
+    seed: int,
+    methods: str,
+    out: Path,
+    chunk: int,
+    fresh: bool,
+) -> None:
     from inference import experiments
     from inference.methods import METHODS
     from inference.tables import write_tables
+    from models.errors import InputError
 
     names = [name.strip() for name in methods.split(",")]
     if unknown := [name for name in names if name not in METHODS]:
@@ -82,54 +134,23 @@ def reproduce(
     if not cells:
         raise InputError(f"{study} is a study of ds and gmm, but got {methods}; name one of them")
     tests = experiments.scene_sets(scenes, draws, seed)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {out} ({error.strerror}); choose another --out"
-        ) from error
+    _make(out)
     store = experiments.Store(out / "blocks", tests, seed)
     if fresh:
         store.forget(cells)
-    try:
-        numbers = _work(cells, store, chunk)
-    except KeyboardInterrupt:
-        print(f"What was computed is kept in {store.folder}; the same command goes on from there.")
-        raise
+    say_what_is_there(sum(len(store.load(cell)) for cell in cells))
+    with progress_of_blocks() as report:
+        numbers = dict(experiments.run_cells(cells, store, chunk, report))
     for path in write_tables(study, numbers, tests, out):
         print(f"Wrote {path}.")
 
 
-def _work(cells: list["Cell"], store: Any, chunk: int) -> dict["Cell", "Numbers"]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+def _make(folder: Path) -> None:
+    from models.errors import InputError
 
-    from inference.experiments import run_cells
-
-    there = sum(len(store.load(cell)) for cell in cells)
-    if there:
-        print(f"Resuming: {there} blocks of scenes are there from an earlier run.", flush=True)
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("blocks of scenes", total=None)
-
-        def report(cell: "Cell", done: int, total: int) -> None:
-            bar.update(task, description=cell.name, completed=done, total=total)
-
-        return dict(run_cells(cells, store, chunk, report))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder} ({error.strerror}); choose another --out"
+        ) from error

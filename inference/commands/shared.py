@@ -1,8 +1,10 @@
 """What several commands share. Heavy imports wait until a command runs."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from models.scenes import Scene
@@ -67,3 +69,41 @@ def check_picture_format(path: Path) -> None:
             f"the picture {path} should end in {', '.join(PICTURE_FORMATS)}, which says its "
             f"format, but ends in {path.suffix!r}; try demo.png"
         )
+
+
+def say_what_is_there(blocks: int) -> None:
+    """Tell that an earlier run has left some blocks of scenes."""
+    if blocks:
+        print(f"Resuming: {blocks} blocks of scenes are there from an earlier run.", flush=True)
+
+
+@contextmanager
+def progress_of_blocks() -> Iterator[Callable[[Any, int, int], None]]:
+    """A bar on the terminal; call it with the cell (its `name`), blocks done, and blocks in all."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("blocks of scenes", total=None)
+
+        def report(cell: Any, done: int, total: int) -> None:
+            bar.update(task, description=cell.name, completed=done, total=total)
+
+        yield report

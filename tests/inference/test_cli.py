@@ -16,7 +16,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from inference import cli
-from inference.commands.demo import DEMO_METHODS
 from inference.methods import METHODS, infer, program_of
 from inference.metrics import METRICS, PROTOCOLS, same_partition, score
 from models.constellation import published_mixture
@@ -344,7 +343,7 @@ def test_demo_prints_a_table_and_writes_a_picture(tmp_path, cache):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err and "Warning" not in err
-    for name in DEMO_METHODS:
+    for name in METHODS:
         row = next(line for line in out.splitlines() if line.split()[:1] == [name] and "s" in line)
         assert ("log evidence" if name == "exact" else "ELBO") in row
         assert re.search(r"-?\d+\.\d\d +1 +[\d.]+ m?s +[\d.]+ m?s", row), row
@@ -365,7 +364,7 @@ def test_demo_of_a_file_without_the_truth(tmp_path, cache):
     process = start("demo", *arguments, cache=cache, cwd=tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert out.count("truth unknown") == len(DEMO_METHODS)
+    assert out.count("truth unknown") == len(METHODS)
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
@@ -505,6 +504,11 @@ def test_evaluate_wants_the_truth(tmp_path):
         (["table1", "--chunk", 0], "at least one scene, got 0"),
         (["table1", "--draws", 0], "at least one draw"),
         (["table1", "--scenes", "nowhere"], "there is no file nowhere"),
+        (["table1", "--more"], "--images and --more are options of faces"),
+        (["faces", "--methods", "ds"], "are options of the constellations"),
+        (["faces", "--draws", -1], "at least one draw, got -1"),
+        (["faces", "--images", "nowhere"], "there is no folder nowhere"),
+        (["all", "--images", "nowhere"], "there is no folder nowhere"),
     ],
 )
 def test_reproduce_explains_bad_arguments(tmp_path, arguments, pattern):

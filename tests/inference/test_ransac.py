@@ -166,6 +166,27 @@ def test_a_greedy_explanation_by_hand():
     assert best_cover(candidates, kind, np.ones(6, bool), promise).tolist() == [0, -1, 1]
 
 
+def test_what_sequential_ransac_takes_is_limited_by_value():
+    claims = np.eye(3, dtype=bool)[None]
+    candidates = Candidates(np.array([[-1.0, 2.0, np.inf]]), claims)
+    kind = np.zeros(3, int)
+    assert sequential_cover(candidates, kind).tolist() == [0, -1, -1]
+    assert sequential_cover(candidates, kind, np.inf).tolist() == [0, 1, -1]
+
+
+def test_of_equally_good_hypotheses_the_first_basis_has_it():
+    match = np.array([[0, 0, 0], [1, 1, 1]])
+    fitted = np.array([[True, False, True], [False, True, True]])
+
+    def chosen(*value):
+        every = hypotheses.Hypotheses(match, fitted, np.array(value))
+        _, best = hypotheses.best_of_each_set(every, 2)
+        return best.fitted[:, 0].tolist()
+
+    assert chosen(3e-6, 1e-6, 2e-6) == [True, False]
+    assert chosen(3e-3, 1e-3, 2e-3) == [False, True]
+
+
 # --- the constellations -------------------------------------------------------------------------
 
 TARGETS = {"0.00": (1.0, 1.0), "0.10": (0.992, 0.961), "0.25": (0.967, 0.859)}
