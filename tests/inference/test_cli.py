@@ -16,7 +16,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from inference import cli
-from inference.commands.demo import DEMO_METHODS
 from inference.methods import METHODS, infer, program_of
 from inference.metrics import METRICS, PROTOCOLS, same_partition, score
 from models.constellation import published_mixture
@@ -344,17 +343,20 @@ def test_demo_prints_a_table_and_writes_a_picture(tmp_path, cache):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err and "Warning" not in err
-    for name in DEMO_METHODS:
+    quantities = dict.fromkeys(METHODS, "ELBO") | {"ransac": " - ", "nuts": " - "}
+    quantities |= dict.fromkeys(("exact", "gibbs"), "log evidence")
+    for name, quantity in quantities.items():
         row = next(line for line in out.splitlines() if line.split()[:1] == [name] and "s" in line)
-        assert ("log evidence" if name == "exact" else "ELBO") in row
-        assert re.search(r"-?\d+\.\d\d +1 +[\d.]+ m?s +[\d.]+ m?s", row), row
+        assert quantity in row
+        right = "[01]" if name == "svi" else "1"  # its few restarts may all miss this scene
+        assert re.search(rf"(-?\d+\.\d\d|-) +{right} +[\d.]+ m?s +[\d.]+ m?s", row), row
     assert "first call" in out and "compil" in out
     assert os.listdir(tmp_path) == ["demo.png"]
     with Image.open(tmp_path / "demo.png") as image:
         image.verify()
         assert image.format == "PNG"
-        assert 800 <= image.width <= 2400 and 500 <= image.height <= 1200
-    assert (tmp_path / "demo.png").stat().st_size < 300_000
+        assert 800 <= image.width <= 1500 and 500 <= image.height <= 1500
+    assert (tmp_path / "demo.png").stat().st_size < 400_000
     assert any((cache / "generative-capsules" / "jax").iterdir())
 
 
@@ -365,7 +367,7 @@ def test_demo_of_a_file_without_the_truth(tmp_path, cache):
     process = start("demo", *arguments, cache=cache, cwd=tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert out.count("truth unknown") == len(DEMO_METHODS)
+    assert out.count("truth unknown") == len(METHODS)
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
