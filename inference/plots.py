@@ -69,7 +69,7 @@ def plot_demo(
     results = [relabel(result, parts, reference) for result in results]
     found = [result_outlines(result, parts) for result in results]
 
-    with _style():
+    with style():
         columns = min(COLUMNS, 1 + len(results))
         blocks = -(-(1 + len(results)) // columns)
         size = (3.0 * columns + 0.5, 6.3 * blocks + 0.4)
@@ -111,7 +111,7 @@ def plot_demo(
             own = [match for where, match in matches if where == block]
             figure.colorbar(image, ax=own, label="probability", shrink=0.8, aspect=25)
         seen = np.asarray(scene.points)[np.asarray(scene.present)]
-        _same_limits([points, *scenes], [seen, *_vertices(found)])
+        same_limits([points, *scenes], [seen, *_vertices(found)])
         wrong = truth is not None and any((result.object != truth).any() for result in results)
         figure.legend(
             handles=legend_handles(names, wrong=wrong),
@@ -214,7 +214,7 @@ def _marker(k: int) -> str:
 
 
 @contextlib.contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
@@ -244,7 +244,7 @@ def _vertices(found: Sequence[Outlines]) -> list[Float[np.ndarray, "n 2"]]:
     return [vertices for outlines in found for vertices in outlines.values()]
 
 
-def _same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"]]) -> None:
+def same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"]]) -> None:
     """A square window around everything, the same in all axes."""
     everything = np.concatenate([np.asarray(content)[:, :2] for content in contents])
     low, high = everything.min(axis=0), everything.max(axis=0)
