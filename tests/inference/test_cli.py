@@ -25,7 +25,7 @@ from models.reading import read
 from models.scenes import load_scenes, save_scenes, whole_file
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("demo", "sample", "infer", "evaluate", "reproduce")
+COMMANDS = ("demo", "sample", "infer", "film", "evaluate", "reproduce")
 SCENES = sample_scenes(16, sigma=0.1, seed=0)
 
 
@@ -66,7 +66,7 @@ def test_help_has_examples(arguments):
     result = run(*arguments)
     assert result.exit_code == 0
     assert "Examples" in result.stdout
-    assert re.search(r"capsules (demo|sample|infer|evaluate|reproduce)", result.stdout)
+    assert re.search(rf"capsules ({'|'.join(COMMANDS)})", result.stdout)
     assert "[bold]" not in result.stdout
 
 
