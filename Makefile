@@ -46,7 +46,7 @@ test: lint types ## Lint, check the types, run the tests and the notebooks
 test-all: lint types ## The same with the long runs of the samplers and on the published scenes
 	$(PYTEST) --nbmake tests notebooks
 
-test-fast: lint types ## The same without the notebooks
+test-fast: lint types ## The same without notebooks and without long runs
 	$(PYTEST) -m "not slow"
 
 lint: $(INSTALLED) ## Check style and formatting

@@ -10,6 +10,7 @@ from inference.commands import faces
 from inference.commands.compare import compare
 from inference.commands.demo import demo
 from inference.commands.evaluate import evaluate
+from inference.commands.film import film
 from inference.commands.infer import infer
 from inference.commands.reproduce import reproduce
 from inference.commands.sample import sample
@@ -65,6 +66,9 @@ def capsules() -> None:
       [cyan]capsules sample scenes.npz --draws 512 --sigma 0.1[/cyan]
       [cyan]capsules infer scenes.npz --index 3[/cyan]
 
+    Watch coordinate ascent find its objects:
+      [cyan]capsules film scenes.npz --index 3 --out fit.gif[/cyan]
+
     Measure a method on all of them, and make the tables of the paper:
       [cyan]capsules evaluate scenes.npz --method ransac[/cyan]
       [cyan]capsules reproduce table1[/cyan]
@@ -77,7 +81,7 @@ def capsules() -> None:
     """
 
 
-for command in (demo, sample, infer, evaluate, compare, reproduce):
+for command in (demo, sample, infer, film, evaluate, compare, reproduce):
     app.command()(command)
 app.add_typer(faces.app, name="faces")
 

@@ -7,8 +7,7 @@ Okabe and Ito and a marker each. The y axis points down, as everywhere (see `mod
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -18,11 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
-from scipy.optimize import linear_sum_assignment
 
+from inference.outlines import Outlines, relabel, result_outlines, truth_outlines
+from inference.readout import is_averaged
 from inference.result import Result
 from models.scenes import Scene
-from models.templates import Parts, template_kinds
+from models.templates import Parts
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 """Okabe and Ito's colours, one for each object, taken in turn."""
@@ -44,8 +44,8 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
 }
 
-Outlines = Mapping[int, Float[np.ndarray, "vertices 2"]]
-"""The outline of each object that has one."""
+COLUMNS = 4
+"""Panels beside each other in a picture of many methods; more go below."""
 
 
 def plot_demo(
@@ -69,31 +69,49 @@ def plot_demo(
     results = [relabel(result, parts, reference) for result in results]
     found = [result_outlines(result, parts) for result in results]
 
-    with _style():
-        columns = 1 + len(results)
-        figure = Figure(figsize=(3.0 * columns + 0.5, 6.7), layout="constrained")
+    with style():
+        columns = min(COLUMNS, 1 + len(results))
+        blocks = -(-(1 + len(results)) // columns)
+        size = (3.0 * columns + 0.5, 6.3 * blocks + 0.4)
+        figure = Figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.06, h_pad=0.1)  # type: ignore[union-attr,call-arg]
-        axes = figure.subplots(2, columns, squeeze=False)
-        draw_scene(axes[0, 0], scene)
-        axes[0, 0].set_title("points")
+        grid = figure.add_gridspec(2 * blocks, columns)
+
+        def panels(number: int) -> tuple[Axes, Axes]:
+            block, column = divmod(number, columns)
+            upper, lower = (
+                figure.add_subplot(grid[row, column]) for row in (2 * block, 2 * block + 1)
+            )
+            return upper, lower
+
+        scenes, matches = [], []
+        points, true = panels(0)
+        draw_scene(points, scene)
+        points.set_title("points")
         if truth is None:
-            axes[1, 0].set_axis_off()
+            true.set_axis_off()
         else:
-            draw_objects(axes[1, 0], scene, truth, truth_outlines(scene, truth))
-            axes[1, 0].set_title("truth")
-        for column, (result, outlines) in enumerate(zip(results, found, strict=True), start=1):
-            draw_objects(axes[0, column], scene, result.object, outlines, truth)
-            axes[0, column].set_title(f"{result.method}: objects found\n{_bound(result)}")
-            image = draw_match(axes[1, column], result, names, reference)
-            axes[1, column].set_title(_match_title(result))
-            if column > 1:  # the rows are the same in all of them
-                axes[1, column].set(ylabel="", yticks=[])
-            axes[0, column].set(ylabel="")
-            axes[0, column].tick_params(labelleft=False)
-        figure.colorbar(image, ax=axes[1, 1:], label="probability", shrink=0.8, aspect=25)
-        scenes = [axes[0, 0], *([] if truth is None else [axes[1, 0]]), *axes[0, 1:]]
+            draw_objects(true, scene, truth, truth_outlines(scene, truth))
+            true.set_title("truth")
+            scenes.append(true)
+        for number, (result, outlines) in enumerate(zip(results, found, strict=True), start=1):
+            objects, match = panels(number)
+            draw_objects(objects, scene, result.object, outlines, truth)
+            objects.set_title(f"{result.method}: objects found\n{_bound(result)}")
+            image = draw_match(match, result, names, reference)
+            match.set_title(_match_title(result))
+            if number % columns:
+                objects.set(ylabel="")
+                objects.tick_params(labelleft=False)
+            if number != 1 and number % columns:  # the rows are the same in all of them
+                match.set(ylabel="", yticks=[])
+            scenes.append(objects)
+            matches.append((number // columns, match))
+        for block in range(blocks):
+            own = [match for where, match in matches if where == block]
+            figure.colorbar(image, ax=own, label="probability", shrink=0.8, aspect=25)
         seen = np.asarray(scene.points)[np.asarray(scene.present)]
-        _same_limits(scenes, [seen, *_vertices(found)])
+        same_limits([points, *scenes], [seen, *_vertices(found)])
         wrong = truth is not None and any((result.object != truth).any() for result in results)
         figure.legend(
             handles=legend_handles(names, wrong=wrong),
@@ -176,85 +194,6 @@ def legend_handles(names: Sequence[str], *, wrong: bool = False) -> list[Line2D]
     return handles
 
 
-def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> Result:
-    """Rename identical objects of a result for one scene so that they agree with a reference.
-
-    Objects whose templates are the same can be swapped without any change of the posterior. Of all
-    such swaps this takes the one under which the most points have the object of the reference;
-    partition, poses and columns of the match change together.
-    """
-    num_objects = parts.num_objects
-    kinds = template_kinds(parts)
-    both = (reference >= 0) & (result.object >= 0)
-    agree = np.zeros((num_objects, num_objects))
-    np.add.at(agree, (result.object[both], reference[both]), 1.0)
-    agree += 0.5 * np.eye(num_objects)  # no swap without need
-    swap = kinds[:, None] == kinds
-    _, new_name = linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)
-    old_name = np.argsort(new_name)
-    groups = [np.flatnonzero(result.owner == k) for k in range(num_objects)]
-    columns = np.empty(len(result.owner), int)
-    for k, group in enumerate(groups):
-        columns[group] = groups[old_name[k]]
-    return replace(
-        result,
-        match_probs=result.match_probs[:, columns],
-        pose_mean=result.pose_mean[old_name],
-        pose_covariance=result.pose_covariance[old_name],
-        object=np.where(result.object >= 0, new_name[result.object], -1),
-    )
-
-
-def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray, "vertices 2"]]:
-    """The outline of each object that has points, at the mean of its pose.
-
-    Where a result has a most probable match (`details["best_match"]`), the mean is taken given that
-    match. The mean over all matches would be no pose to draw: a square turned by 90 degrees is the
-    same square, and over its four turns the posterior mean has no size at all. An object is then
-    left out if its points are too few to fix a pose, or if the match does not keep them together.
-    """
-    owner, F, offset = (np.asarray(field) for field in (parts.owner, parts.F, parts.offset))
-    outlines = {}
-    for k in np.unique(result.object[result.object >= 0]):
-        averaged = "best_match" in result.details
-        pose = _pose_at_match(result, parts, k) if averaged else result.pose_mean[k]
-        if pose is not None:
-            vertices = F[owner == k] @ pose + offset[owner == k]
-            outlines[int(k)] = in_angular_order(vertices[:, :2])
-    return outlines
-
-
-def _pose_at_match(result: Result, parts: Parts, k: int) -> Float[np.ndarray, " p"] | None:
-    """The pose that fits the points of object k best when they are the parts of the best match."""
-    rows = np.flatnonzero(result.object == k)
-    match = np.asarray(result.details["best_match"])[rows]
-    kinds = template_kinds(parts)
-    # The match may name an identical object: partition and match break that tie independently.
-    owners = np.unique(np.asarray(parts.owner)[match])
-    if len(owners) > 1 or kinds[owners[0]] != kinds[k]:
-        return None
-    F, offset = np.asarray(parts.F)[match], np.asarray(parts.offset)[match]
-    weight = np.sqrt(np.asarray(parts.feature_mask)[match] / np.asarray(parts.variance)[match])
-    design = (weight[..., None] * F).reshape(-1, F.shape[-1])
-    target = (weight * (np.asarray(result.scene.points)[rows] - offset)).ravel()
-    pose, _, rank, _ = np.linalg.lstsq(design, target)
-    return pose if rank == F.shape[-1] else None
-
-
-def truth_outlines(
-    scene: Scene, labels: Int[np.ndarray, " N"]
-) -> dict[int, Float[np.ndarray, "vertices 2"]]:
-    """Outlines through the points themselves."""
-    points = np.asarray(scene.points)[:, :2]
-    return {int(k): in_angular_order(points[labels == k]) for k in np.unique(labels[labels >= 0])}
-
-
-def in_angular_order(vertices: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:
-    """Vertices by their angle around the centroid, so that no two edges of the outline cross."""
-    x, y = (vertices - vertices.mean(axis=0)).T
-    return vertices[np.argsort(np.arctan2(y, x), kind="stable")]
-
-
 def object_names(shapes: Sequence[str]) -> list[str]:
     """Shape names, numbered where there are several of a kind: square 1, triangle, square 2."""
     how_many, seen = Counter(shapes), Counter[str]()
@@ -275,7 +214,7 @@ def _marker(k: int) -> str:
 
 
 @contextlib.contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
@@ -287,8 +226,8 @@ def _bound(result: Result) -> str:
 
 
 def _match_title(result: Result) -> str:
-    averaged = "best_match" in result.details
-    note = "\naveraged over all matches" if averaged else ""
+    over = "all matches" if result.draws is None else "its draws"
+    note = f"\naveraged over {over}" if is_averaged(result) else ""
     return f"{result.method}: match probabilities{note}"
 
 
@@ -305,7 +244,7 @@ def _vertices(found: Sequence[Outlines]) -> list[Float[np.ndarray, "n 2"]]:
     return [vertices for outlines in found for vertices in outlines.values()]
 
 
-def _same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"]]) -> None:
+def same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"]]) -> None:
     """A square window around everything, the same in all axes."""
     everything = np.concatenate([np.asarray(content)[:, :2] for content in contents])
     low, high = everything.min(axis=0), everything.max(axis=0)

@@ -22,17 +22,43 @@ class Similarity(NamedTuple):
     angle_sd: float
 
 
+def is_averaged(result: Result) -> bool:
+    """Whether match probabilities and pose moments are averages over many matches.
+
+    Those of exact inference and of samplers are. A variational result settles on one match, or on
+    few that are much alike, even where it comes with draws.
+    """
+    return "best_match" in result.details or (result.draws is not None and result.elbo is None)
+
+
 def most_probable_match(result: Result) -> Int[np.ndarray, " N"]:
     """The part of each row of a single scene, -1 for dummy rows and points without an object."""
     present = np.asarray(result.scene.present)
     if "best_match" in result.details:
         match = np.asarray(result.details["best_match"])
+    elif is_averaged(result):
+        match = _most_frequent_match(result)
     elif np.allclose(result.match_probs.sum(axis=0), 1.0, atol=1e-3):
         log_probs = np.log(np.maximum(result.match_probs, 1e-300))
         match = linear_sum_assignment(log_probs, maximize=True)[1]
     else:  # a mixture, in which points may share a part
         match = result.match_probs.argmax(axis=1)
     return np.where(result.details.get("explained", present), match, -1)
+
+
+def _most_frequent_match(result: Result) -> Int[np.ndarray, " N"]:
+    """Of the draws that group the points as the result does, whatever they call the objects.
+
+    Match probabilities that are averaged over the turns of a square say nothing about which parts
+    go together; single draws do.
+    """
+    assert result.draws is not None
+    match = result.draws["match"].reshape(-1, result.draws["match"].shape[-1])
+    labels = np.where(result.scene.present, result.owner[match], -1)
+    together = result.object[:, None] == result.object
+    alike = (labels[:, :, None] == labels[:, None, :]) == together
+    distinct, counts = np.unique(match[alike.all(axis=(1, 2))], axis=0, return_counts=True)
+    return distinct[counts.argmax()]
 
 
 def poses_given_match(

@@ -49,6 +49,7 @@ def to_arviz(
     relabel: bool = True,
     reference: Result | Frame | None = None,
     names: Sequence[str] | None = None,
+    predictive: bool = True,
 ) -> az.InferenceData:
     """A result for one scene as InferenceData.
 
@@ -63,6 +64,8 @@ def to_arviz(
         reference: what to relabel by: a result for the same scene, or a frame; by default the
             result itself.
         names: what to call the objects; by default the shapes that they have, or numbers.
+        predictive: draw from the prior, and points anew from prior and posterior. False leaves
+            these groups out, which is quicker; R-hat, LOO and comparisons do not need them.
     """
     draw_key, prior_key, points_key, again_key = jax.random.split(as_key(key), 4)
     draws = draws_of(program, result, draw_key, num_draws, num_chains)
@@ -73,7 +76,6 @@ def to_arviz(
         draws = relabel_draws(symmetry.find(program, scene), reference, draws)
     shape = draws["pose"].shape[:2]
     drawn = flat(draws)
-    prior = prior_draws(program, scene, prior_key, num_draws)
     present = np.asarray(scene.present)
 
     def by_chain(values: Float[np.ndarray, "draws *rest"]) -> Float[np.ndarray, "c d *rest"]:
@@ -89,29 +91,31 @@ def to_arviz(
         "part_probs": ["part"],
         "owner": ["part"],
     }
-    points = ["point", "feature"]
     data = az.from_dict(
         posterior=_sites(draws, present),
-        prior=_sites({name: x[None] for name, x in prior.items()}, present),
         sample_stats={"lp": lp} | dict(result.sample_stats or {}),
         constant_data={"owner": np.asarray(coords["object"])[np.asarray(parts.owner)]},
         coords=coords,
         dims=dims,
     )
     # The same name has other dimensions in other groups.
-    data.extend(
-        az.from_dict(
-            posterior_predictive={
-                "points": by_chain(replicate(program, scene, drawn, again_key)[:, present])
-            },
-            prior_predictive={
-                "points": replicate(program, scene, prior, points_key)[None][:, :, present]
-            },
-            observed_data={"points": np.asarray(scene.points)[present]},
-            coords=coords,
-            dims={"points": points},
+    observed = {"points": np.asarray(scene.points)[present]}
+    points = {"points": ["point", "feature"]}
+    data.extend(az.from_dict(observed_data=observed, coords=coords, dims=points))
+    if predictive:
+        prior = prior_draws(program, scene, prior_key, num_draws)
+        again = by_chain(replicate(program, scene, drawn, again_key)[:, present])
+        anew = replicate(program, scene, prior, points_key)[None][:, :, present]
+        prior_sites = _sites({name: x[None] for name, x in prior.items()}, present)
+        data.extend(az.from_dict(prior=prior_sites, coords=coords, dims=dims))
+        data.extend(
+            az.from_dict(
+                posterior_predictive={"points": again},
+                prior_predictive={"points": anew},
+                coords=coords,
+                dims=points,
+            )
         )
-    )
     data.extend(
         az.from_dict(log_likelihood={"points": by_point}, coords=coords, dims={"points": ["point"]})
     )

@@ -25,7 +25,7 @@ from models.reading import read
 from models.scenes import load_scenes, save_scenes, whole_file
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("demo", "sample", "infer", "evaluate", "reproduce")
+COMMANDS = ("demo", "sample", "infer", "film", "evaluate", "reproduce")
 SCENES = sample_scenes(16, sigma=0.1, seed=0)
 
 
@@ -66,7 +66,7 @@ def test_help_has_examples(arguments):
     result = run(*arguments)
     assert result.exit_code == 0
     assert "Examples" in result.stdout
-    assert re.search(r"capsules (demo|sample|infer|evaluate|reproduce)", result.stdout)
+    assert re.search(rf"capsules ({'|'.join(COMMANDS)})", result.stdout)
     assert "[bold]" not in result.stdout
 
 
@@ -343,17 +343,20 @@ def test_demo_prints_a_table_and_writes_a_picture(tmp_path, cache):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err and "Warning" not in err
-    for name in METHODS:
+    quantities = dict.fromkeys(METHODS, "ELBO") | {"ransac": " - ", "nuts": " - "}
+    quantities |= dict.fromkeys(("exact", "gibbs"), "log evidence")
+    for name, quantity in quantities.items():
         row = next(line for line in out.splitlines() if line.split()[:1] == [name] and "s" in line)
-        assert ("log evidence" if name == "exact" else "ELBO") in row
-        assert re.search(r"-?\d+\.\d\d +1 +[\d.]+ m?s +[\d.]+ m?s", row), row
+        assert quantity in row
+        right = "[01]" if name == "svi" else "1"  # its few restarts may all miss this scene
+        assert re.search(rf"(-?\d+\.\d\d|-) +{right} +[\d.]+ m?s +[\d.]+ m?s", row), row
     assert "first call" in out and "compil" in out
     assert os.listdir(tmp_path) == ["demo.png"]
     with Image.open(tmp_path / "demo.png") as image:
         image.verify()
         assert image.format == "PNG"
-        assert 800 <= image.width <= 2400 and 500 <= image.height <= 1200
-    assert (tmp_path / "demo.png").stat().st_size < 300_000
+        assert 800 <= image.width <= 1500 and 500 <= image.height <= 1500
+    assert (tmp_path / "demo.png").stat().st_size < 400_000
     assert any((cache / "generative-capsules" / "jax").iterdir())
 
 
@@ -514,41 +517,3 @@ def test_evaluate_wants_the_truth(tmp_path):
 def test_reproduce_explains_bad_arguments(tmp_path, arguments, pattern):
     assert_sentence(run("reproduce", *arguments, "--out", tmp_path / "results"), pattern)
     assert not os.listdir(tmp_path)
-
-
-# --- README -------------------------------------------------------------------------------------
-
-README = (ROOT / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_the_python_example_of_the_readme_runs(capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(block, "README.md", "exec"), {})
-    status, found, truth = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"ds: converged after \d+ steps, ELBO -22\.902", status)
-    labels = [re.findall(r"-?\d+", line) for line in (found, truth)]
-    alike = [[a == b for a in row for b in row] for row in labels]
-    assert alike[0] == alike[1]
-
-
-def test_the_diff_of_the_readme_fits_the_program_and_changes_what_is_read():
-    (diff,) = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)
-    lines = diff.splitlines(keepends=True)
-    old = "".join(line[1:] for line in lines if line[0] in " -")
-    new = "".join(line[1:] for line in lines if line[0] in " +")
-    source = (ROOT / "models" / "constellation.py").read_text()
-    assert source.count(old) == 1
-    edited = {}
-    exec(compile(source.replace(old, new), "edited constellation.py", "exec"), edited)
-    covariance = read(edited["constellation"], SCENES.take(0)).pose_covariance
-    np.testing.assert_allclose(covariance[1], np.diag([0.3, 0.3, 0.03, 0.03]))
-
-
-def test_files_that_the_readme_names_are_there():
-    linked = re.findall(r"\]\(([^)#:]+)\)", README)
-    named = re.findall(r"`((?:models|guides|inference)/[\w/.]*)`", README)
-    assert linked and named
-    for path in linked + named:
-        assert (ROOT / path).exists(), path
-    assert (ROOT / "docs" / "images" / "demo.png").stat().st_size < 150_000

@@ -10,8 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from inference import plots
+from inference import outlines, plots
 from inference.metrics import same_partition
+from inference.readout import most_probable_match
 from inference.result import Result
 from models.constellation import PARTS
 from models.generator import sample_scenes
@@ -78,14 +79,14 @@ def test_outlines_do_not_cross_themselves(name, seed):
     rng = np.random.default_rng(seed)
     parts = stack(shapes(name))
     pose = similarity_pose(rng.normal(size=(1, 2)), rng.uniform(0.1, 2), rng.uniform(0, 7))
-    outline = plots.in_angular_order(np.asarray(parts.predict(pose)))
+    outline = outlines.in_angular_order(np.asarray(parts.predict(pose)))
     assert len(np.unique(outline.round(9), axis=0)) == len(SHAPES[name])
     edges = list(zip(outline, np.roll(outline, -1, axis=0), strict=True))
     assert not any(crosses(*e, *f) for e, f in itertools.combinations(edges, 2))
 
 
 def test_a_square_is_drawn_as_a_square():
-    outline = plots.result_outlines(make_result(), PARTS)[0]
+    outline = outlines.result_outlines(make_result(), PARTS)[0]
     sides = np.linalg.norm(outline - np.roll(outline, 1, axis=0), axis=1)
     assert outline.shape == (4, 2)
     np.testing.assert_allclose(sides, 0.3 * np.sqrt(2))  # side of a square of mean square norm 1
@@ -93,8 +94,8 @@ def test_a_square_is_drawn_as_a_square():
 
 def test_objects_without_points_have_no_outline():
     labels = np.where(TRUTH == 1, -1, TRUTH)
-    assert set(plots.result_outlines(make_result(labels), PARTS)) == {0, 2}
-    assert set(plots.truth_outlines(SCENE, labels)) == {0, 2}
+    assert set(outlines.result_outlines(make_result(labels), PARTS)) == {0, 2}
+    assert set(outlines.truth_outlines(SCENE, labels)) == {0, 2}
 
 
 def test_an_average_over_matches_is_drawn_at_the_most_probable_match():
@@ -102,15 +103,43 @@ def test_an_average_over_matches_is_drawn_at_the_most_probable_match():
     swap = np.array([7, 8, 9, 10, 4, 5, 6, 0, 1, 2, 3])  # the match breaks the tie the other way
     details = {"best_match": np.argsort(swap)}
     result = make_result(poses=averaged, details=details)
-    for k, outline in plots.result_outlines(result, PARTS).items():
-        np.testing.assert_allclose(outline, plots.truth_outlines(SCENE, TRUTH)[k], atol=1e-9)
+    for k, outline in outlines.result_outlines(result, PARTS).items():
+        np.testing.assert_allclose(outline, outlines.truth_outlines(SCENE, TRUTH)[k], atol=1e-9)
+
+
+def test_draws_are_drawn_at_the_match_that_most_of_them_have():
+    """Turned squares and swapped names average to nothing; a wrong parse is outnumbered."""
+    turned = np.r_[1, 2, 3, 0, 4:11]
+    swapped = np.r_[7:11, 4:7, 0:4]
+    wrong = np.r_[4, 1:4, 0, 5:11]
+    match = np.stack([np.arange(11), turned, turned[swapped], turned[swapped], wrong, wrong])
+    draws = {"match": match.reshape(2, 3, 11), "pose": np.zeros((2, 3, 3, 4))}
+    averaged = POSES * np.array([1, 1, 0, 0])
+    result = make_result(poses=averaged, draws=draws, elbo=None, method="nuts")
+    np.testing.assert_array_equal(most_probable_match(result), turned[swapped])
+    for named in (result, outlines.relabel(result, PARTS, SWAPPED.object)):
+        assert set(outlines.result_outlines(named, PARTS)) == {0, 1, 2}
+        points = SCENE.points[named.object == 0]
+        centre = outlines.result_outlines(named, PARTS)[0].mean(axis=0)
+        np.testing.assert_allclose(centre, points.mean(axis=0), atol=1e-9)
+    true_match = replace(result, draws=draws | {"match": np.arange(11)[None, None]})
+    for k, outline in outlines.result_outlines(true_match, PARTS).items():
+        np.testing.assert_allclose(outline, outlines.truth_outlines(SCENE, TRUTH)[k], atol=1e-9)
+
+
+def test_draws_of_a_variational_result_are_drawn_at_its_mean():
+    draws = {"match": np.arange(11)[None, None], "pose": np.zeros((1, 1, 3, 4))}
+    result = make_result(poses=2 * POSES, draws=draws)
+    expected = outlines.result_outlines(make_result(poses=2 * POSES), PARTS)
+    for k, outline in outlines.result_outlines(result, PARTS).items():
+        np.testing.assert_array_equal(outline, expected[k])
 
 
 def test_no_outline_where_points_fix_no_pose():
     labels = np.where(np.arange(11) == 0, 2, TRUTH)  # a fifth point of square 2: not of its match
     labels[5:7] = -1  # and a single point of the triangle
     result = make_result(labels, details={"best_match": np.arange(11)})
-    assert set(plots.result_outlines(result, PARTS)) == {0}
+    assert set(outlines.result_outlines(result, PARTS)) == {0}
 
 
 # --- identical objects --------------------------------------------------------------------------
@@ -123,7 +152,7 @@ def test_identical_templates_are_found():
 
 
 def test_relabelling_undoes_a_swap_of_identical_objects():
-    result = plots.relabel(SWAPPED, PARTS, TRUTH)
+    result = outlines.relabel(SWAPPED, PARTS, TRUTH)
     np.testing.assert_array_equal(result.object, TRUTH)
     np.testing.assert_array_equal(result.pose_mean, POSES)
     np.testing.assert_array_equal(result.match_probs, np.eye(11))
@@ -131,12 +160,12 @@ def test_relabelling_undoes_a_swap_of_identical_objects():
 
 def test_relabelling_leaves_other_mistakes_alone():
     mistaken = make_result(labels=np.where(TRUTH == 0, 1, TRUTH))
-    np.testing.assert_array_equal(plots.relabel(mistaken, PARTS, TRUTH).object, mistaken.object)
+    np.testing.assert_array_equal(outlines.relabel(mistaken, PARTS, TRUTH).object, mistaken.object)
 
 
 def test_relabelling_does_not_swap_without_need():
     result = make_result(labels=np.full(11, -1))
-    again = plots.relabel(result, PARTS, TRUTH)
+    again = outlines.relabel(result, PARTS, TRUTH)
     np.testing.assert_array_equal(again.pose_mean, POSES)
     np.testing.assert_array_equal(again.object, -1)
 
@@ -145,7 +174,7 @@ def test_relabelling_does_not_swap_without_need():
 def test_relabelling_keeps_the_partition_and_what_is_predicted(seed):
     rng = np.random.default_rng(seed)
     result = make_result(rng.integers(-1, 3, 11), match=rng.dirichlet(np.ones(11), 11))
-    again = plots.relabel(result, PARTS, TRUTH)
+    again = outlines.relabel(result, PARTS, TRUTH)
     assert same_partition(again.object, result.object)
     assert (again.object == TRUTH).sum() >= (result.object == TRUTH).sum()
     before, after = (r.match_probs @ PARTS.predict(r.pose_mean) for r in (result, again))
@@ -160,12 +189,13 @@ def test_names_are_numbered_only_where_there_are_several():
 # --- figures ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 def test_a_demo_has_two_panels_for_each_method_and_two_for_the_scene(count):
     figure = plots.plot_demo([make_result(method=f"m{i}") for i in range(count)], PARTS, NAMES)
     titles = [axes.get_title() for axes in figure.axes]
     assert isinstance(figure, Figure)
-    assert len(figure.axes) == 2 * (count + 1) + 1  # and a colour bar
+    blocks = 1 if count < 4 else 2
+    assert len(figure.axes) == 2 * (count + 1) + blocks  # and a colour bar to each block
     assert sum("objects found" in title for title in titles) == count
     assert sum("match prob" in title for title in titles) == count
     assert {"points", "truth"} <= set(titles)
@@ -212,7 +242,7 @@ def test_rows_of_the_match_are_sorted_by_object_with_missing_ones_last():
 def test_scenes_have_equal_aspect_y_down_and_everything_in_sight():
     far = make_result(poses=POSES * 3)
     figure = plots.plot_demo([make_result(), far], PARTS, NAMES)
-    vertices = np.concatenate(list(plots.result_outlines(far, PARTS).values()))
+    vertices = np.concatenate(list(outlines.result_outlines(far, PARTS).values()))
     for axes in figure.axes:
         if axes.get_title() in ("points", "truth") or "objects found" in axes.get_title():
             (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
@@ -222,9 +252,11 @@ def test_scenes_have_equal_aspect_y_down_and_everything_in_sight():
             assert top < vertices[:, 1].min() and vertices[:, 1].max() < bottom
 
 
-def test_nothing_is_clipped_or_overlaps():
+@pytest.mark.parametrize("count", [3, 7])
+def test_nothing_is_clipped_or_overlaps(count):
     exact = make_result(method="exact", elbo=None, log_evidence=np.array(1.5))
-    figure = plots.plot_demo([make_result(), SWAPPED, exact], PARTS, NAMES)
+    results = [make_result(), SWAPPED, exact] + [make_result()] * (count - 3)
+    figure = plots.plot_demo(results, PARTS, NAMES)
     figure.draw_without_rendering()
     renderer = FigureCanvasAgg(figure).get_renderer()
     page = figure.bbox

@@ -210,3 +210,12 @@ def test_a_result_without_a_distribution_is_refused():
     bare = Result(**{**fields, "method": "ransac", "log_evidence": None, "details": {}})
     with pytest.raises(InputError, match="'ransac' has neither draws nor a distribution"):
         to_arviz(bare, PROGRAM)
+
+
+def test_without_predictions_the_rest_is_the_same():
+    whole = converted("exact")
+    less = to_arviz(result_of("exact"), program_of("exact"), num_draws=100, predictive=False)
+    left_out = {"prior", "prior_predictive", "posterior_predictive"}
+    assert set(less.groups()) == GROUPS - left_out
+    for group in less.groups():
+        assert less[group].equals(whole[group])
