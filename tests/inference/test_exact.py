@@ -76,9 +76,7 @@ def random_problems(name, count, sizes, seed=0, **options):
 STRUCTURES = {
     "one_object": ("doubly_stochastic", (2, 3)),
     "similarity": ("permutation", (3, 5)),
-    "translation": ("doubly_stochastic", (1, 4)),
     "interleaved": ("permutation", (2, 5)),
-    "six_parts": ("doubly_stochastic", (5, 6)),
     "seven_parts": ("permutation", (4, 7)),
 }
 TOGETHER = 12
@@ -90,7 +88,7 @@ def test_equal_to_brute_force(name):
     family, sizes = STRUCTURES[name]
     precisions = st.lists(st.floats(-1, 2), min_size=TOGETHER, max_size=TOGETHER)
 
-    @settings(max_examples=4)
+    @settings(max_examples=5)
     @given(st.integers(0, 2**32 - 1), precisions)
     def check(seed, exponents):
         rng = np.random.default_rng(seed)
