@@ -4,20 +4,22 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from numpyro.diagnostics import split_gelman_rubin
 from numpyro.handlers import seed, trace
 
+from inference import symmetry
+from inference.relabel import frame_at_match, relabel
 from inference.result import Result
 from models.marginal import marginal, match_posterior
 from models.reading import Program
 from models.scenes import Scene
 
 R_HAT = 1.05
-"""Chains whose log density has a split R-hat below this have converged."""
+"""Chains whose largest R-hat is below this have converged."""
 
 _BATCH = 64  # draws whose match is worked out together
 
@@ -71,18 +73,22 @@ def result_of_draws(
 ) -> Result:
     """Moments of the draws and the most frequent partition.
 
-    Where it is not given, `converged` goes by the split R-hat of the log density `lp`, which does
-    not change when identical objects are swapped or a square is turned onto itself. So chains that
+    Where it is not given, `converged` goes by the worst R-hat, of the log density `lp` and of the
+    poses after they were relabelled (`inference.relabel`), as `az.summary` has it. So chains that
     sit in modes that are images of each other count as converged, and the poses of such modes have
-    to be brought to a common frame before they are averaged.
+    to be brought to a common frame before they are averaged; chains in modes that are no such
+    images do not, though their log density may be the same.
     """
     owner = owner_of(program, scene)
     pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
     centred = pose - pose.mean(axis=0)
     details = more.pop("details", {})
     if converged is None:
-        r_hat = log_density_r_hat(sample_stats["lp"])
-        converged, details = r_hat < R_HAT, details | {"lp_r_hat": r_hat}
+        r_hats = {
+            "lp_r_hat": largest_r_hat(sample_stats["lp"]),
+            "pose_r_hat": largest_r_hat(_in_one_frame(program, scene, draws, sample_stats["lp"])),
+        }
+        converged, details = max(r_hats.values()) < R_HAT, details | r_hats
     return Result(
         method=method,
         scene=scene,
@@ -100,12 +106,26 @@ def result_of_draws(
     )
 
 
-def log_density_r_hat(log_density: Float[np.ndarray, "chains draws"]) -> float:
-    """Split R-hat; 1 for chains that all stand at the same value."""
-    if np.ptp(log_density) == 0:
-        return 1.0
-    with np.errstate(divide="ignore", invalid="ignore"):  # chains that each stand still: infinite
-        return float(split_gelman_rubin(log_density))
+def largest_r_hat(values: Float[np.ndarray, "chains draws *rest"]) -> float:
+    """Largest rank-normalised split R-hat; what all chains have the same value of counts as 1."""
+    if len(values) == 1:  # a chain alone is held against itself
+        half = values.shape[1] // 2
+        values = values[:, : 2 * half].reshape(2, half, *values.shape[2:])
+    by_value = np.moveaxis(values.reshape(*values.shape[:2], -1), -1, 0)
+    moving = [x for x in by_value if np.ptp(x) > 0]
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains that each stand still
+        r_hats = np.array([1.0, *(az.rhat(x) for x in moving)])
+    return float(np.nan_to_num(r_hats, nan=np.inf).max())
+
+
+def _in_one_frame(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray], log_density: np.ndarray
+) -> Float[np.ndarray, "chains draws K p"]:
+    """Poses relabelled to the frame of the most probable draw."""
+    best = np.unravel_index(log_density.argmax(), log_density.shape)
+    values = {name: x[best] for name, x in draws.items() if name != "match"}
+    frame = frame_at_match(program, scene, draws["match"][best], values)
+    return relabel(symmetry.find(program, scene), frame, draws)["pose"]
 
 
 def frequent_partition(

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
+import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from numpyro.diagnostics import effective_sample_size
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
 from scipy.optimize import brentq
@@ -236,8 +236,12 @@ def bridge(
     With f the log ratio of the upper density to the lower at draws of the lower one, and r at draws
     of the upper one, the log ratio c of their normalisers solves E[s(f - c)] = E[s(c - r)], s the
     logistic function. At beta = 0 the normaliser is one.
+
+    The error is that of the sum over rungs, to first order: what each sweep adds to it is one
+    series, all rungs together, since matches wander from rung to rung and their errors go together.
+    Its effective sample size, over chains, says how many sweeps are worth an independent one.
     """
-    evidence, variance = 0.0, 0.0
+    evidence, influence = 0.0, np.zeros(log_ratio.shape[:2])
     for rung in range(log_ratio.shape[2]):
         lower, upper = log_ratio[:, :, rung, 0], log_ratio[:, :, rung, 1]
 
@@ -247,11 +251,11 @@ def bridge(
         ends = (min(lower.min(), upper.min()) - 1.0, max(lower.max(), upper.max()) + 1.0)
         c = float(brentq(balance, *ends))
         evidence += c
-        for weight in (expit(lower - c), expit(c - upper)):
-            if np.ptp(weight) > 0:
-                size = float(effective_sample_size(weight))
-                variance += weight.var() / weight.mean() ** 2 / size
-    return np.asarray(evidence), float(np.sqrt(variance))
+        up, down = expit(lower - c), expit(c - upper)
+        slope = (up * (1 - up) + down * (1 - down)).mean()
+        influence += (up - down) / slope
+    error = 0.0 if np.ptp(influence) == 0 else float(az.mcse(influence, method="mean"))
+    return np.asarray(evidence), error
 
 
 @functools.lru_cache(maxsize=32)

@@ -82,9 +82,17 @@ def frame_of(program: Program, result: Result) -> Frame:
 def frame_at_match(
     program: Program, scene: Scene, match: Int[np.ndarray, " N"], values: dict[str, Any]
 ) -> Frame:
-    """The Normal of each pose given the part of each row, the pose prior taken as a Normal.
+    """The frame that goes with the part of each row; `frames_at` for one match."""
+    return frames_at(program, scene, match[None], values)[0]
+
+
+def frames_at(
+    program: Program, scene: Scene, matches: Int[np.ndarray, "matches N"], values: dict[str, Any]
+) -> list[Frame]:
+    """For each match the Normal of each pose given it, the pose prior taken as a Normal.
 
     Args:
+        matches: the part of each row, -1 for none.
         values: of other latent sites, such as the precision.
     """
     prior = marginal_prior_draws(program, scene)["pose"]
@@ -94,19 +102,20 @@ def frame_at_match(
     )
     likelihood = likelihood_at(program, scene, values)
     parts = likelihood.parts
-    rows = np.flatnonzero(match >= 0)
-    part = match[rows]
-    F = np.asarray(parts.F)[part]
-    counted = np.asarray(likelihood.seen)[rows] & np.asarray(parts.feature_mask)[part]
-    weight = counted / np.asarray(likelihood.noise_variance)[part]
-    centred = np.asarray(scene.points)[rows] - np.asarray(parts.offset)[part]
-    certainty = np.einsum("ndp,nd,ndq->npq", F, weight, F)
-    votes = np.einsum("ndp,nd,nd->np", F, weight, centred)
-    owns = np.asarray(parts.owner)[part] == np.arange(len(mean))[:, None]
+    F, mask = np.asarray(parts.F), np.asarray(parts.feature_mask)
+    counted = np.asarray(likelihood.seen)[:, None] & mask
+    weight = counted / np.asarray(likelihood.noise_variance)  # of each row as each part
+    centred = np.asarray(scene.points)[:, None] - np.asarray(parts.offset)
+    certainty = np.einsum("ndp,mnd,ndq->mnpq", F, weight, F)
+    votes = np.einsum("ndp,mnd,mnd->mnp", F, weight, centred)
+    owner = np.asarray(parts.owner)
+    owns = match_matrix(matches)[:, None] * (owner == np.arange(len(mean))[:, None])[:, None, :]
     precision = np.linalg.inv(covariance)
-    posterior = np.linalg.inv(precision + np.einsum("kn,npq->kpq", owns, certainty))
-    information = np.einsum("kpq,kq->kp", precision, mean) + owns @ votes
-    return Frame(np.einsum("kpq,kq->kp", posterior, information), posterior)
+    posterior = np.linalg.inv(precision + np.einsum("skmn,mnpq->skpq", owns, certainty))
+    information = np.einsum("kpq,kq->kp", precision, mean)
+    information = information + np.einsum("skmn,mnp->skp", owns, votes)
+    means = np.einsum("skpq,skq->skp", posterior, information)
+    return [Frame(*frame) for frame in zip(means, posterior, strict=True)]
 
 
 def rename(symmetry: Symmetry, frame: Frame, pose: Float[np.ndarray, "draws K p"]) -> Renaming:

@@ -34,9 +34,14 @@ from models.reading import Program
 from models.scenes import Scene, check_scene
 
 OPTIMIZER = optax.adam(
-    optax.exponential_decay(0.5, transition_steps=200, decay_rate=0.5, transition_begin=500)
+    optax.exponential_decay(0.5, transition_steps=200, decay_rate=0.5, transition_begin=500),
+    b2=0.95,
 )
-"""Adam whose step is halved every 200 steps in the end, to average the gradient's noise away."""
+"""Adam whose step is halved every 200 steps in the end, to average the gradient's noise away.
+
+It measures gradients by the last 20 or so of them (optax's 0.999 by the last 1000): on the way they
+become smaller by orders of magnitude, and divided by the size that they once had the last steps
+would be too short to arrive."""
 
 FLOW_OPTIMIZER = optax.chain(
     optax.clip_by_global_norm(10.0),

@@ -123,6 +123,16 @@ def to_arviz(
     return data
 
 
+def summary(data: az.InferenceData, **options: Any) -> Any:  # a pandas.DataFrame
+    """`az.summary`, without its warnings for what never changes.
+
+    An entry of `match` that is the same in all draws has no R-hat: 0 / 0, of which NumPy warns.
+    Its R-hat is NaN here as it is there.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return az.summary(data, **options)
+
+
 def coordinates(
     parts: Parts, present: np.ndarray, names: Sequence[str] | None = None
 ) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 The proposal is q(Y), averaged over the symmetries of the program. That matters: the evidence is a
 sum over all copies of a mode, and a q that sits in one of them would put it log(copies) too low
 with no sign of it in the weights. Modes that are no copies of each other need a q each: a batch of
-local optima (`local_optima`) is taken as a mixture.
+local optima (`local_optima`) is taken as a mixture, and for the evidence the matches around them
+(`inference.neighbours`) are added to it, since weights cannot tell of a mode that q never visits.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import arviz as az
@@ -20,12 +22,12 @@ from scipy.stats import multivariate_normal
 
 from inference import cavi, symmetry
 from inference.evaluate import as_key, flat, latent_supports, log_joint
+from inference.neighbours import neighbouring_frames
 from inference.posterior_draws import draws_of
 from inference.relabel import Frame
 from inference.result import Result
 from inference.symmetry import Symmetry
 from models.errors import InputError
-from models.permanent import log_permanent
 from models.reading import Program
 from models.scenes import Scene
 
@@ -38,41 +40,65 @@ class Trust(NamedTuple):
 
     pareto_k: float
     """Tail of the weights: below 0.7 the proposal is close enough to the posterior, above 1 the
-    mean of the weights may not even exist."""
+    mean of the weights may not even exist. The larger of that of q and that of the evidence."""
     log_evidence: float
     standard_error: float
     """Of the log evidence, in nats."""
     effective_draws: float
     """Independent draws of the posterior that the weighted ones are worth."""
     log_weights: Float[np.ndarray, " draws"]
+    covered: float | None = None
+    """The share of the evidence that weights of q alone find, small where q misses modes; None
+    where modes were not searched for."""
 
     @property
     def status(self) -> str:
         """One sentence on whether to believe it."""
         verdict = "can be relied on" if self.pareto_k < GOOD_K else "cannot be relied on"
+        covered = "" if self.covered is None else f", of which q covers {self.covered:.0%}"
         return (
             f"Pareto k {self.pareto_k:.2f}, so the weights {verdict}; log evidence "
-            f"{self.log_evidence:.3f} +- {self.standard_error:.3f}"
+            f"{self.log_evidence:.3f} +- {self.standard_error:.3f}{covered}"
         )
 
 
 def importance(
-    program: Program, result: Result, key: Array | int = 0, num_draws: int = 2000
+    program: Program,
+    result: Result,
+    key: Array | int = 0,
+    num_draws: int = 2000,
+    *,
+    search: bool = True,
 ) -> Trust:
     """Weigh draws of q by the density of the program.
 
     k is blind to a mode that q never visits: a small k says that q is close to the posterior where
-    q is, not that there is nothing elsewhere, and the log evidence is then that of q's own mode.
-    With the local optima of many restarts as the result it is that of all modes they found.
+    q is, not that there is nothing elsewhere. So the evidence is estimated by a mixture of q and of
+    the Normals of the matches that a search from q finds, and `covered` is the share of q in it.
 
     Args:
         result: of a variational method, for one scene; or `local_optima` of one.
+        search: False estimates the evidence by q alone, which is then that of q's own modes.
     """
-    fit_key, draw_key = jax.random.split(as_key(key))
-    proposal = Proposal.fit(program, result, fit_key)
-    draws, log_q = proposal.draw(draw_key, num_draws)
+    fit_key, draw_key, search_key, again_key = jax.random.split(as_key(key), 4)
     scene = result.scene.take(0) if result.is_batch else result.scene
-    return weigh(log_joint(program, scene, draws) - log_q)
+
+    def weighed(proposal: Proposal, key: Array) -> Trust:
+        draws, log_q = proposal.draw(key, num_draws)
+        return weigh(log_joint(program, scene, draws) - log_q)
+
+    proposal = Proposal.fit(program, result, fit_key)
+    alone = weighed(proposal, draw_key)
+    if not search:
+        return alone
+    frames = neighbouring_frames(program, result, proposal.others.middle, search_key)
+    whole = weighed(proposal.joined(program, scene, frames), again_key)
+    return alone._replace(
+        pareto_k=max(alone.pareto_k, whole.pareto_k),
+        log_evidence=whole.log_evidence,
+        standard_error=whole.standard_error,
+        covered=float(np.exp(alone.log_evidence - whole.log_evidence)),
+    )
 
 
 def local_optima(
@@ -118,17 +144,21 @@ class Proposal(NamedTuple):
         supports = latent_supports(program, best.scene)
         drawn = flat(draws_of(program, best, key)) if supports else {}
         others = _Others.fit(supports, drawn)
-        frames = [
-            Frame(result.take(i).pose_mean, result.take(i).pose_covariance)
-            for i in np.argsort(-np.atleast_1d(result.elbo))
-        ]
-        frames = _different(frames, group)
-        # How much of the evidence each of them stands for: p / q at its mean.
+        means = np.asarray(result.pose_mean).reshape(-1, *best.pose_mean.shape)
+        covariances = np.asarray(result.pose_covariance).reshape(-1, *best.pose_covariance.shape)
+        frames = [Frame(means[i], covariances[i]) for i in np.argsort(-np.atleast_1d(result.elbo))]
+        return cls((), np.zeros(0), group, others).joined(program, best.scene, frames)
+
+    def joined(self, program: Program, scene: Scene, more: Sequence[Frame]) -> "Proposal":
+        """With further Normals for the poses, each weighted by the evidence it stands for."""
+        frames = _different([*self.frames, *more], self.symmetry)
+        middle = {name: np.stack([x] * len(frames)) for name, x in self.others.middle.items()}
         means = {"pose": np.stack([frame.mean for frame in frames])}
-        middle = {name: np.stack([np.median(x, axis=0)] * len(frames)) for name, x in drawn.items()}
-        at_mean = log_joint(program, best.scene, middle | means)
-        log_q = [log_mean_density(f, group, f.mean[None])[0] for f in frames]
-        return cls(tuple(frames), _defensive(at_mean - np.array(log_q)), group, others)
+        # How much of the evidence each of them stands for: p / q at its mean.
+        at_mean = log_joint(program, scene, middle | means)
+        log_q = [log_mean_density(f, self.symmetry, f.mean[None])[0] for f in frames]
+        weights = _defensive(at_mean - np.array(log_q))
+        return self._replace(frames=tuple(frames), weights=weights)
 
     def draw(
         self, key: Array, num_draws: int
@@ -153,28 +183,38 @@ def log_mean_density(
 ) -> Float[np.ndarray, " draws"]:
     """Log of the mean, over the symmetry group, of the density of poses in a frame.
 
-    The sum over turns goes pair by pair, object as object, and what is left to sum over are the
-    permutations of objects: a permanent.
+    The sum over turns goes pair by pair, object as object; what is left to sum over are the
+    permutations of objects of one kind.
     """
-    count, num_objects, _ = pose.shape
-    pairs = np.full((count, num_objects, num_objects), -np.inf)
-    for (source, target), turns in group.turns.items():
-        terms = [frame.log_density(target, turn(pose[:, source])) for turn in turns]
-        pairs[:, source, target] = logsumexp(terms, axis=0)
-    if len(group.turns) == num_objects:  # no two objects can be swapped
-        return np.einsum("nkk->n", pairs) - np.log(group.order)
-    return np.asarray(log_permanent(jnp.asarray(pairs))) - np.log(group.order)
+    by_turn = {
+        (source, target): logsumexp(
+            [frame.log_density(target, turn(pose[:, source])) for turn in turns], axis=0
+        )
+        for (source, target), turns in group.turns.items()
+    }
+    kinds = [np.flatnonzero(group.kinds == kind).tolist() for kind in np.unique(group.kinds)]
+    log_density = np.full(len(pose), -np.log(group.order))
+    for members in kinds:
+        terms = [
+            sum(by_turn[pair] for pair in zip(members, targets, strict=True))
+            for targets in itertools.permutations(members)
+        ]
+        log_density += logsumexp(terms, axis=0)
+    return log_density
 
 
 def _different(frames: list[Frame], group: Symmetry) -> list[Frame]:
     """Without those that repeat one before them, perhaps in other names."""
     means = np.stack([frame.mean for frame in frames])
+    peaks = np.array([log_mean_density(frame, group, frame.mean[None])[0] for frame in frames])
     left, kept = np.arange(len(frames)), []
     while len(left):
         first = frames[left[0]]
         log_q = log_mean_density(first, group, means[left])
         kept.append(first)
-        left = left[1:][log_q[1:] < log_q[0] - 0.5]
+        other_place = log_q[1:] < log_q[0] - 0.5
+        other_size = np.abs(peaks[left[1:]] - log_q[0]) > 0.5
+        left = left[1:][other_place | other_size]
     return kept
 
 
@@ -190,17 +230,20 @@ class _Others(NamedTuple):
     supports: dict[str, Any]
     mean: Float[np.ndarray, " q"]
     covariance: Float[np.ndarray, "q q"]
+    middle: dict[str, np.ndarray]
+    """The median of each site."""
 
     @classmethod
     def fit(cls, supports: dict[str, Any], draws: Mapping[str, np.ndarray]) -> "_Others":
         if not supports:
-            return cls({}, np.zeros(0), np.zeros((0, 0)))
+            return cls({}, np.zeros(0), np.zeros((0, 0)), {})
         free = [
             np.asarray(biject_to(support).inv(jnp.asarray(draws[name])))
             for name, (support, _) in supports.items()
         ]
         table = np.concatenate([x.reshape(len(x), -1) for x in free], axis=1)
-        return cls(supports, table.mean(axis=0), np.atleast_2d(np.cov(table.T)))
+        middle = {name: np.median(draws[name], axis=0) for name in supports}
+        return cls(supports, table.mean(axis=0), np.atleast_2d(np.cov(table.T)), middle)
 
     def draw(
         self, key: Array, num_draws: int

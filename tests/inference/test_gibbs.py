@@ -78,6 +78,19 @@ def test_the_ladder_gives_the_log_evidence(index):
     assert abs(result.log_evidence - exact.log_evidence) < 5 * error
 
 
+def test_the_error_of_the_evidence_is_honest_over_seeds():
+    """Chains that mix slowly, over many modes: seed after seed, in units of the error reported."""
+    exact = posterior(PROBLEMS[2]).log_evidence
+    runs = [
+        gibbs.run(STACKED.program, STACKED.scenes.take(2), seed, rungs=16, **BUDGET)
+        for seed in range(10, 22)
+    ]
+    errors = np.array([result.details["log_evidence_error"] for result in runs])
+    scores = (np.array([result.log_evidence for result in runs]) - exact) / errors
+    assert np.abs(scores).max() < 4, scores
+    assert 0.4 < np.sqrt(np.mean(scores**2)) < 1.8, scores
+
+
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_the_partition_is_the_most_probable_one(index):
     result, exact = tempered(index), posterior(PROBLEMS[index])
@@ -111,6 +124,8 @@ def test_without_tempering_chains_stay_in_their_modes_and_r_hat_shows_it():
     assert alone.log_evidence is None
     assert split_gelman_rubin(alone.draws["pose"]).max() > 1.2
     assert split_gelman_rubin(together.draws["pose"]).max() < 1.05
+    assert not alone.converged
+    assert alone.details["pose_r_hat"] > 1.2
 
 
 # --- other programs -----------------------------------------------------------------------------
@@ -271,6 +286,21 @@ def test_a_program_that_is_not_conjugate_is_refused():
 
 
 # --- what is made of draws ----------------------------------------------------------------------
+
+
+def test_the_error_counts_what_rungs_have_in_common():
+    """Three rungs whose draws are one and the same slow series: their errors add up."""
+    rng = np.random.default_rng(1)
+    estimates = []
+    for _ in range(200):
+        slow = rng.normal(size=(4, 400))
+        for t in range(1, 400):
+            slow[:, t] = 0.9 * slow[:, t - 1] + np.sqrt(1 - 0.9**2) * slow[:, t]
+        shared = np.stack([slow - 0.5, slow + 0.5], axis=-1)  # exact: log ratio zero
+        estimates.append(gibbs.bridge(np.repeat(shared[:, :, None], 3, axis=2)))
+    values, errors = np.array(estimates).T
+    assert abs(values.mean()) < 5 * values.std() / np.sqrt(200)
+    np.testing.assert_allclose(errors.mean(), values.std(), rtol=0.2)
 
 
 def test_swapped_objects_are_one_partition():

@@ -77,6 +77,8 @@ def test_r_hat_shows_chains_that_stay_in_different_modes():
     scene = STACKED.scenes.take(1)
     result = nuts.run(STACKED.program, scene, 0, start="prior", **BUDGET)
     assert split_gelman_rubin(result.draws["pose"]).max() > 1.2
+    assert result.details["pose_r_hat"] > 1.2  # no two of its objects can be swapped
+    assert not result.converged
     assert split_gelman_rubin(answer(0).draws["pose"]).max() < 1.05
 
 

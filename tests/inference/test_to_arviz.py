@@ -10,7 +10,7 @@ import pytest
 from inference import exact
 from inference.evaluate import log_likelihood_by_point
 from inference.result import Result
-from inference.to_arviz import coordinates, to_arviz
+from inference.to_arviz import coordinates, summary, to_arviz
 from models.constellation import constellation
 from models.errors import InputError
 from models.scenes import Scene
@@ -125,6 +125,22 @@ def test_arviz_takes_it(data):
         axes = plot(data, var_names=["pose"])
         assert np.size(axes) >= 1
         mpl.pyplot.close("all")
+
+
+@ARVIZ_ON_NEW_LIBRARIES
+def test_a_summary_of_everything_raises_no_warning():
+    """Warnings are errors here; ArviZ alone divides zero by zero for a match that is certain."""
+    data = converted("exact")
+    with pytest.warns(RuntimeWarning, match="invalid value"):
+        az.summary(data)
+    table = summary(data)
+    constant = table.index.str.startswith("match") & (table["sd"] == 0)
+    assert constant.any()
+    assert table.loc[constant, "r_hat"].isna().all()
+    assert table.loc[~constant, "r_hat"].notna().all()
+    assert set(table.index.str.split("[").str[0]) == {"pose", "match"}
+    pose = summary(data, var_names=["pose"])
+    assert pose.equals(az.summary(data, var_names=["pose"]))
 
 
 @pytest.mark.parametrize("method", ["ds", "exact"])

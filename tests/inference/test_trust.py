@@ -1,6 +1,7 @@
 """Importance weights against exact evidence, and calibration that passes and fails as it should."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -20,6 +21,8 @@ from models.scenes import Scene
 from models.templates import shapes, stack
 from tests import oracle
 from tests.inference.two_triangles import PARTS, PROGRAM, SCENE, result_of, scene_at
+from tests.oracle_inference import posterior
+from tests.problems import DESIGNS, make_problem, stack_problems
 
 # --- evidence -----------------------------------------------------------------------------------
 
@@ -60,9 +63,55 @@ def test_q_alone_never_finds_more_than_there_is():
         assert found.log_evidence > result.elbo - 5 * found.standard_error
 
 
+@pytest.mark.parametrize("num_points", [4, 5])
+def test_the_evidence_of_one_q_is_the_exact_one_where_parts_are_missing(num_points):
+    """Where q alone misses most of it, and its weights look well."""
+    blind = 0
+    for seed in (0, 3):
+        poses = 0.5 * np.random.default_rng(seed).normal(size=(2, 4))
+        scene = scene_at(poses, seed, rows=range(6 - num_points, 6))
+        expected = exact.run(PROGRAM, scene).log_evidence
+        result = cavi.run(PROGRAM, scene, 0, restarts=16)
+        found = trust.importance(PROGRAM, result)
+        assert abs(found.log_evidence - expected) < 5 * found.standard_error, found.status
+        assert found.standard_error < 0.05
+        alone = trust.importance(PROGRAM, result, search=False)
+        np.testing.assert_allclose(np.exp(alone.log_evidence - found.log_evidence), found.covered)
+        missed = expected - alone.log_evidence > 5 * alone.standard_error
+        blind += missed and alone.pareto_k < trust.GOOD_K
+    assert blind  # without the search the same scenes fail
+
+
+def random_problems(design):
+    """Few and many points, sharp and blurred, with and without a preference among matches."""
+    rng = np.random.default_rng(0)
+    choices = itertools.product((2, 3, 4, 5), (20.0, 1e3), ("uniform", "random"))
+    return [
+        make_problem(rng, DESIGNS[design], points, precision=precision, logits=logits)
+        for points, precision, logits in choices
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", ["similarity", "six_parts", "translation"])
+def test_the_evidence_of_many_random_scenes_is_that_of_brute_force(design):
+    stacked = stack_problems(random_problems(design))
+    scores = []
+    for i, problem in enumerate(stacked.problems):
+        result = cavi.run(stacked.program, stacked.scenes.take(i), 0, restarts=16)
+        found = trust.importance(stacked.program, result)
+        error = found.log_evidence - posterior(problem).log_evidence
+        assert found.standard_error < 0.1, (i, found.status)
+        scores.append(
+            error / (found.standard_error + 1e-6)
+        )  # where q is exact only rounding is left
+    assert np.abs(scores).max() < 5, scores
+    assert np.std(scores) < 2, scores
+
+
 def test_without_the_symmetry_the_evidence_lacks_log_two(monkeypatch):
     result = cavi.run(PROGRAM, SCENE, 0, restarts=16)
-    right = trust.importance(PROGRAM, result)
+    right = trust.importance(PROGRAM, result, search=False)
     find = trust.symmetry.find
 
     def identities(program, scene):
@@ -70,7 +119,7 @@ def test_without_the_symmetry_the_evidence_lacks_log_two(monkeypatch):
         return group._replace(turns={(k, k): group.turns[k, k][:1] for k in range(2)})
 
     monkeypatch.setattr(trust.symmetry, "find", identities)
-    wrong = trust.importance(PROGRAM, result)
+    wrong = trust.importance(PROGRAM, result, search=False)
     assert wrong.pareto_k < trust.GOOD_K  # nothing to be seen in the weights
     np.testing.assert_allclose(right.log_evidence - wrong.log_evidence, np.log(2), atol=0.02)
 
