@@ -102,9 +102,7 @@ def test_the_evidence_of_many_random_scenes_is_that_of_brute_force(design):
         found = trust.importance(stacked.program, result)
         error = found.log_evidence - posterior(problem).log_evidence
         assert found.standard_error < 0.1, (i, found.status)
-        scores.append(
-            error / (found.standard_error + 1e-6)
-        )  # where q is exact only rounding is left
+        scores.append(error / (found.standard_error + 1e-6))  # rounding, if q is exact
     assert np.abs(scores).max() < 5, scores
     assert np.std(scores) < 2, scores
 
