@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,6 +107,8 @@ def result_of_draws(
 
 def largest_r_hat(values: Float[np.ndarray, "chains draws *rest"]) -> float:
     """Largest rank-normalised split R-hat; what all chains have the same value of counts as 1."""
+    import arviz as az  # slow to import, and the commands start without it
+
     if len(values) == 1:  # a chain alone is held against itself
         half = values.shape[1] // 2
         values = values[:, : 2 * half].reshape(2, half, *values.shape[2:])

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -254,6 +253,8 @@ def bridge(
         up, down = expit(lower - c), expit(c - upper)
         slope = (up * (1 - up) + down * (1 - down)).mean()
         influence += (up - down) / slope
+    import arviz as az  # slow to import, and the commands start without it
+
     error = 0.0 if np.ptp(influence) == 0 else float(az.mcse(influence, method="mean"))
     return np.asarray(evidence), error
 
