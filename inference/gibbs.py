@@ -25,24 +25,23 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
-from scipy.optimize import brentq
-from scipy.special import expit
 
-from guides import meanfield
-from guides.meanfield import PoseFactor, Precision
 from inference.chains import beginnings, check_budget, run_chains
+from inference.conditionals import (
+    Sites,
+    draw_match,
+    draw_part_probs,
+    draw_pose,
+    draw_precision,
+    prior_draw,
+)
 from inference.draws import as_chains, one_hot, owner_of, recover_match, result_of_draws
 from inference.result import Result
+from inference.tempering import bridge, exchange, ladder
 from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
-from models.linalg import cholesky, total
-from models.match import MixtureMatch
-from models.permanent import sample_injection
 from models.reading import Conjugate, Program, read
 from models.scenes import Scene
-
-Sites = dict[str, Array]
-"""Values by site; `match` is the part of each row."""
 
 
 class GibbsState(NamedTuple):
@@ -82,7 +81,7 @@ class GibbsKernel(MCMCKernel):
         if not rising or self.betas[-1] != 1:
             raise InputError(
                 f"the betas of a ladder must rise from 0 or more to 1, got {list(betas)}; try "
-                "inference.gibbs.ladder"
+                "inference.tempering.ladder"
             )
 
     @property
@@ -117,7 +116,7 @@ class GibbsKernel(MCMCKernel):
         betas = jnp.asarray(self.betas)
         rungs = len(betas)
         key, prior_key = jax.random.split(key)
-        sites = _prior_draw(prior_key, model) | (values or {})
+        sites = prior_draw(prior_key, model) | (values or {})
         sites["match"] = jnp.arange(len(model.points))
         replicas = {name: jnp.broadcast_to(x, (rungs, *x.shape)) for name, x in sites.items()}
         ratio = jnp.full((rungs - 1, 2), jnp.nan, float)
@@ -131,32 +130,17 @@ class GibbsKernel(MCMCKernel):
         betas = state.betas
         key, match_key, swap_key, *keys = jax.random.split(state.rng_key, 6)
         replicas = dict(state.replicas)
-        replicas["match"] = _draw_match(match_key, model, owner, replicas, betas)
-        replicas, pose, log_ratio, accept_prob = _exchange(
+        replicas["match"] = draw_match(match_key, model, owner, replicas, betas)
+        replicas, pose, log_ratio, accept_prob = exchange(
             swap_key, model, owner, replicas, betas, state.i
         )
-        replicas["pose"] = _draw_pose(keys[0], pose)
+        replicas["pose"] = draw_pose(keys[0], pose)
         if single.precision_prior is not None:
-            replicas["precision"] = _draw_precision(keys[1], model, owner, replicas, betas)
+            replicas["precision"] = draw_precision(keys[1], model, owner, replicas, betas)
         if single.part_prior is not None:
-            replicas["part_probs"] = _draw_part_probs(keys[2], single, replicas["match"])
+            replicas["part_probs"] = draw_part_probs(keys[2], single, replicas["match"])
         drawn = _visible(replicas, single)
         return GibbsState(state.i + 1, betas, drawn, replicas, log_ratio, accept_prob, key)
-
-
-def ladder(program: Program, scene: Scene, rungs: int = 16) -> Float[np.ndarray, " rungs"]:
-    """Betas for tempering: 0, and then from where the points begin to tell, geometrically to 1."""
-    if rungs < 3:
-        raise InputError(f"a ladder wants at least 3 rungs, got {rungs}; try 16")
-    model = read(program, scene)
-    F, owner = model.parts.F, np.asarray(model.parts.owner)
-    precision: Any = 1.0
-    if model.precision_prior is not None:
-        precision = model.precision_prior[0] / model.precision_prior[1]
-    spread = jnp.einsum("ndp,npq,ndq->nd", F, model.pose_covariance[owner], F)
-    signal = jnp.where(model.parts.feature_mask, precision * spread / model.parts.variance, 0.0)
-    smallest = 1.0 / max(float(signal.max()), 10.0)
-    return np.concatenate([[0.0], np.geomspace(smallest, 1.0, rungs - 1)])
 
 
 def run(
@@ -227,38 +211,6 @@ def run(
     return replace(result, seconds=time.perf_counter() - began)
 
 
-def bridge(
-    log_ratio: Float[np.ndarray, "chains draws rungs-1 2"],
-) -> tuple[Float[np.ndarray, ""], float]:
-    """Log evidence and its standard error, by Bennett's acceptance ratio between neighbours.
-
-    With f the log ratio of the upper density to the lower at draws of the lower one, and r at draws
-    of the upper one, the log ratio c of their normalisers solves E[s(f - c)] = E[s(c - r)], s the
-    logistic function. At beta = 0 the normaliser is one.
-
-    The error is that of the sum over rungs, to first order: what each sweep adds to it is one
-    series, all rungs together, since matches wander from rung to rung and their errors go together.
-    Its effective sample size, over chains, says how many sweeps are worth an independent one.
-    """
-    evidence, influence = 0.0, np.zeros(log_ratio.shape[:2])
-    for rung in range(log_ratio.shape[2]):
-        lower, upper = log_ratio[:, :, rung, 0], log_ratio[:, :, rung, 1]
-
-        def balance(c: float, lower: Any = lower, upper: Any = upper) -> float:
-            return float(expit(lower - c).mean() - expit(c - upper).mean())
-
-        ends = (min(lower.min(), upper.min()) - 1.0, max(lower.max(), upper.max()) + 1.0)
-        c = float(brentq(balance, *ends))
-        evidence += c
-        up, down = expit(lower - c), expit(c - upper)
-        slope = (up * (1 - up) + down * (1 - down)).mean()
-        influence += (up - down) / slope
-    import arviz as az  # slow to import, and the commands start without it
-
-    error = 0.0 if np.ptp(influence) == 0 else float(az.mcse(influence, method="mean"))
-    return np.asarray(evidence), error
-
-
 @functools.lru_cache(maxsize=32)
 def _compiled(program: Program) -> Callable[..., tuple[GibbsState, Any]]:
     """So many steps of all chains and what they collect, compiled once for each program."""
@@ -283,152 +235,7 @@ def _compiled(program: Program) -> Callable[..., tuple[GibbsState, Any]]:
     return advance
 
 
-def _prior_draw(key: Array, model: Conjugate) -> Sites:
-    pose_key, precision_key, part_key = jax.random.split(key, 3)
-    noise = jax.random.normal(pose_key, model.pose_mean.shape)
-    factor = jnp.moveaxis(cholesky(jnp.moveaxis(model.pose_covariance, 0, 2)), 2, 0)
-    sites = {"pose": model.pose_mean + jnp.einsum("kpq,kq->kp", factor, noise)}
-    if model.precision_prior is not None:
-        concentration, rate = model.precision_prior
-        sites["precision"] = jax.random.gamma(precision_key, concentration) / rate
-    if model.part_prior is not None:
-        sites["part_probs"] = jax.random.dirichlet(part_key, model.part_prior)
-    return sites
-
-
 def _visible(replicas: Sites, model: Conjugate) -> Sites:
     """What is collected: the last replica."""
     last = {name: x[-1] for name, x in replicas.items()}
     return last | {"match": jnp.where(model.seen.any(axis=1), last["match"], -1)}
-
-
-def _precision(replicas: Sites, betas: Float[Array, " rungs"]) -> Precision:
-    """The noise precision of each replica; one where it is fixed, within the parts' variance."""
-    value = replicas.get("precision", jnp.ones_like(betas))
-    return Precision(value, jnp.log(value), jnp.zeros_like(betas))
-
-
-def _log_likelihood(
-    model: Conjugate, owner: Int[np.ndarray, " N"], replicas: Sites, betas: Float[Array, " rungs"]
-) -> Float[Array, "N N rungs"]:
-    """Log density of each point as each part at the poses of each replica."""
-    energy = _energy(model, owner, replicas["pose"])
-    return meanfield.expected_log_likelihood(model, energy, _precision(replicas, betas))
-
-
-def _energy(
-    model: Conjugate, owner: Int[np.ndarray, " N"], pose: Float[Array, "rungs K p"]
-) -> Float[Array, "N N rungs"]:
-    mean = jnp.moveaxis(pose, 0, 2).swapaxes(0, 1)
-    certain = jnp.zeros((mean.shape[0], *mean.shape))
-    return meanfield.expected_energy(model, owner, PoseFactor(mean, certain, jnp.zeros(())))
-
-
-def _draw_match(
-    key: Array,
-    model: Conjugate,
-    owner: Int[np.ndarray, " N"],
-    replicas: Sites,
-    betas: Float[Array, " rungs"],
-) -> Int[Array, "rungs N"]:
-    """Match given poses, exactly."""
-    logits = jnp.moveaxis(model.match_logits, 2, 0)
-    if "part_probs" in replicas:
-        logits = jnp.log(replicas["part_probs"])[:, None, :]
-    likelihood = jnp.moveaxis(_log_likelihood(model, owner, replicas, betas) * betas, 2, 0)
-    if model.match_family is MixtureMatch:
-        return jax.random.categorical(key, logits + likelihood)
-    return sample_injection(key, logits + likelihood)
-
-
-def _matched(match: Int[Array, "rungs N"]) -> Float[Array, "N N rungs"]:
-    return jnp.moveaxis(one_hot(match, match.shape[-1]), 0, 2)
-
-
-def _integrated(
-    model: Conjugate,
-    owner: Int[np.ndarray, " N"],
-    replicas: Sites,
-    betas: Float[Array, " rungs"],
-) -> tuple[Float[Array, " rungs"], PoseFactor]:
-    """Log of the integral of p(pose) p(points | pose, match)^beta, and the poses given the match.
-
-    At the posterior of the poses the ELBO is that integral.
-    """
-    match, noise = _matched(replicas["match"]), _precision(replicas, betas)
-    scaled = Precision(betas * noise.mean, noise.log_mean, noise.kl)
-    pose = meanfield.update_pose(model, owner, match, scaled)  # eqs. Lambda_k and mu_k
-    energy = meanfield.expected_energy(model, owner, pose)
-    log_likelihood = meanfield.expected_log_likelihood(model, energy, noise)
-    expected = betas * meanfield.matrix_sum(match * log_likelihood)
-    return expected - meanfield.pose_kl(model, pose), pose
-
-
-def _exchange(
-    key: Array,
-    model: Conjugate,
-    owner: Int[np.ndarray, " N"],
-    replicas: Sites,
-    betas: Float[Array, " rungs"],
-    turn: Int[Array, ""],
-) -> tuple[Sites, PoseFactor, Float[Array, "rungs-1 2"], Float[Array, " rungs-1"]]:
-    """Neighbours swap all but their poses, even pairs and odd pairs in turn.
-
-    Returns the replicas, their poses given the match, and what `GibbsState` says of the exchange.
-    """
-    rungs = len(betas)
-    steps = np.arange(rungs - 1)
-    # Every replica at its own beta, then all but the last at the beta above, all but the first at
-    # the beta below; the poses after the exchange are among these.
-    which = np.concatenate([np.arange(rungs), steps, steps + 1])
-    where = np.concatenate([np.arange(rungs), steps + 1, steps])
-    every = jax.tree.map(lambda x: x[which], replicas)
-    log_integral, pose = _integrated(model, owner, every, betas[where])
-    own, above, below = jnp.split(log_integral, (rungs, 2 * rungs - 1))
-    log_accept = jnp.minimum(above + below - own[:-1] - own[1:], 0.0)
-    its_turn = steps % 2 == turn % 2
-    swap = its_turn & (jnp.log(jax.random.uniform(key, steps.shape)) < log_accept)
-    from_above, from_below = jnp.append(swap, False), jnp.append(False, swap)
-    place = jnp.arange(rungs)
-    source = place + from_above - from_below
-    evaluated = jnp.where(from_above, 2 * rungs - 1 + place, place)
-    evaluated = jnp.where(from_below, rungs + place - 1, evaluated)
-    moved = jax.tree.map(lambda x: x[source], replicas)
-    pose = jax.tree.map(lambda x: x[..., evaluated], pose)
-    accept_prob = jnp.where(its_turn, jnp.exp(log_accept), jnp.nan)
-    log_ratio = jnp.stack([above - own[:-1], own[1:] - below], axis=1)
-    return moved, pose, log_ratio, accept_prob
-
-
-def _draw_pose(key: Array, pose: PoseFactor) -> Float[Array, "rungs K p"]:
-    """Poses given the match."""
-    noise = jax.random.normal(key, pose.mean.shape)
-    drawn = pose.mean + total(cholesky(pose.covariance) * noise, axis=1)
-    return jnp.moveaxis(drawn, (0, 1, 2), (2, 1, 0))
-
-
-def _draw_precision(
-    key: Array,
-    model: Conjugate,
-    owner: Int[np.ndarray, " N"],
-    replicas: Sites,
-    betas: Float[Array, " rungs"],
-) -> Float[Array, " rungs"]:
-    """Precision given match and poses: half a count and half the square of each feature met."""
-    assert model.precision_prior is not None
-    match = _matched(replicas["match"])
-    counted = model.seen[:, None] & model.parts.feature_mask[None]
-    features = meanfield.matrix_sum(match * counted.sum(axis=2))
-    energy = meanfield.matrix_sum(match * _energy(model, owner, replicas["pose"]))
-    concentration, rate = model.precision_prior
-    drawn = jax.random.gamma(key, concentration + 0.5 * betas * features)
-    return drawn / (rate + 0.5 * betas * energy)
-
-
-def _draw_part_probs(
-    key: Array, model: Conjugate, match: Int[Array, "rungs N"]
-) -> Float[Array, "rungs N"]:
-    """Part probabilities given the match: a count for each point that a part has."""
-    assert model.part_prior is not None
-    met = one_hot(match, match.shape[-1]) * model.seen.any(axis=1)[:, None]
-    return jax.random.dirichlet(key, model.part_prior + met.sum(axis=1))

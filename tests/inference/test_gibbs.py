@@ -12,7 +12,7 @@ import pytest
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC
 
-from inference import gibbs
+from inference import gibbs, tempering
 from inference.draws import frequent_partition
 from inference.gibbs import GibbsKernel
 from models.errors import ConjugacyError, InputError
@@ -219,7 +219,7 @@ def test_unknown_part_probabilities_are_the_counts_in_a_scene_of_one_part_each()
 @pytest.mark.parametrize(("num_chains", "rungs"), [(1, 1), (2, 3)])
 def test_mcmc_print_summary_and_arviz_take_the_kernel(num_chains, rungs, capsys):
     scene = STACKED.scenes.take(0)
-    betas = gibbs.ladder(STACKED.program, scene, rungs) if rungs > 1 else (1.0,)
+    betas = tempering.ladder(STACKED.program, scene, rungs) if rungs > 1 else (1.0,)
     mcmc = MCMC(
         GibbsKernel(STACKED.program, betas),
         num_warmup=100,
@@ -297,7 +297,7 @@ def test_the_error_counts_what_rungs_have_in_common():
         for t in range(1, 400):
             slow[:, t] = 0.9 * slow[:, t - 1] + np.sqrt(1 - 0.9**2) * slow[:, t]
         shared = np.stack([slow - 0.5, slow + 0.5], axis=-1)  # exact: log ratio zero
-        estimates.append(gibbs.bridge(np.repeat(shared[:, :, None], 3, axis=2)))
+        estimates.append(tempering.bridge(np.repeat(shared[:, :, None], 3, axis=2)))
     values, errors = np.array(estimates).T
     assert abs(values.mean()) < 5 * values.std() / np.sqrt(200)
     np.testing.assert_allclose(errors.mean(), values.std(), rtol=0.2)
@@ -322,7 +322,7 @@ def test_the_standard_error_of_the_evidence_is_honest():
     for _ in range(200):
         lower = rng.normal(-(shift**2) / 2, shift, size=(4, 100, 3))
         upper = rng.normal(shift**2 / 2, shift, size=(4, 100, 3))
-        estimates.append(gibbs.bridge(np.stack([lower, upper], axis=-1)))
+        estimates.append(tempering.bridge(np.stack([lower, upper], axis=-1)))
     values, errors = np.array(estimates).T
     assert abs(values.mean()) < 5 * values.std() / np.sqrt(200)
     np.testing.assert_allclose(errors.mean(), values.std(), rtol=0.2)
