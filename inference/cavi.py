@@ -12,13 +12,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from inference import presence
 from inference.ascent import Schedule
 from inference.normalizer import elbo_constant
-from inference.pool import Engine, best_of_restarts, run_keys
+from inference.pool import Ended, Engine, best_of_restarts, run_keys
 from inference.pool import engine as make_engine
+from inference.restarts import Restarts
 from inference.result import Result, partition
 from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
@@ -32,6 +33,7 @@ PUBLISHED_DS: dict[str, Any] = {
     "start": "uniform",
     "projection": "two_sweeps",
     "restarts": 5,
+    "confirmations": None,
     "schedule": Schedule(min_steps=500, max_steps=500, overshoot=True),
     "fewest_points": 2.5,
 }
@@ -44,6 +46,7 @@ PUBLISHED_GMM: dict[str, Any] = {
     "start": "uniform",
     "projection": "softmax",
     "restarts": 5,
+    "confirmations": None,
     "schedule": Schedule(beta_max=0.05, min_steps=500, max_steps=500),
     "fewest_points": 0.0,
 }
@@ -57,6 +60,7 @@ def run(
     key: Array | int = 0,
     *,
     restarts: int = 16,
+    confirmations: int | None = 3,
     start: Literal["poses", "uniform"] = "poses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax", "two_sweeps"] = "auto",
     schedule: Schedule = _DEFAULT,
@@ -70,7 +74,9 @@ def run(
         program: a NumPyro program with a Normal pose prior, one of the three match priors, and
             `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
         key: seed or JAX key. A scene's result depends on it and on the scene's place in the batch.
-        restarts: runs for each scene.
+        restarts: runs for each scene, at most.
+        confirmations: a scene is done as soon as so many runs have reached its best ELBO; None to
+            make all of its runs.
         start: "poses" that tuples of points suggest, or the paper's "uniform" random R.
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
@@ -83,6 +89,10 @@ def run(
     began = time.perf_counter()
     if restarts < 1:
         raise InputError(f"wanted at least one restart, got {restarts}; try 16")
+    if confirmations is not None and confirmations < 1:
+        raise InputError(
+            f"wanted at least one confirmation, got {confirmations}; try 3, or None for no limit"
+        )
     scenes = check_scene(scene).batch()
     check_program(program, scenes.take(0))
     if presence.has_presence(program, scenes.take(0)):
@@ -90,6 +100,7 @@ def run(
             run,
             key=key,
             restarts=restarts,
+            confirmations=confirmations,
             start=start,
             projection=projection,
             schedule=schedule,
@@ -113,7 +124,8 @@ def run(
     layout = scenes.layout
     engine = make_engine(program, projection, start, schedule, layout)
     base_key = jax.random.key(key) if isinstance(key, int) else key
-    best = best_of_restarts(engine, scenes, base_key, restarts, fewest_points, progress)
+    number = Restarts(restarts, confirmations, fewest_points)
+    best = best_of_restarts(engine, scenes, base_key, number, progress)
     constant = elbo_constant(program, projection, scenes)
     result = Result(
         method={"softmax": "gmm", "bethe": "bethe"}.get(projection, "ds"),
@@ -129,19 +141,17 @@ def run(
         details={"sparse": best.sparse, "attempt": best.attempt},
     )
     if history:
-        trace = _history(engine, scenes, base_key, best.attempt)
+        trace = _history(engine, scenes, base_key, best)
         trace |= {name: trace[name] + constant for name in ("elbo", "match")}
         result = replace(result, history=trace)
     result = result if scene.is_batch else result.take(0)
     return replace(result, seconds=time.perf_counter() - began)
 
 
-def _history(
-    engine: Engine, scenes: Scene, base_key: Array, attempt: Int[np.ndarray, " scenes"]
-) -> dict[str, np.ndarray]:
+def _history(engine: Engine, scenes: Scene, base_key: Array, best: Ended) -> dict[str, np.ndarray]:
     """Do the best runs again, one step at a time, and write down what happens."""
-    keys = run_keys(base_key, np.c_[np.arange(len(attempt)), attempt])
-    pool = engine.launch(scenes, keys)
+    keys = run_keys(base_key, np.c_[np.arange(len(best.attempt)), best.attempt])
+    pool = engine.launch(scenes, keys, best.kept)
     steps = []
     while not np.asarray(pool.state.done).all():
         pool = engine.advance_one(pool)

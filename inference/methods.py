@@ -64,7 +64,9 @@ def _gibbs(program: Program, scene: Scene, seed: int, progress: Progress | None)
     return gibbs.run(program, scene, seed, progress=progress, **budget)
 
 
-_ASCENT = frozenset({"restarts", "start", "projection", "schedule", "fewest_points"})
+_ASCENT = frozenset(
+    {"restarts", "confirmations", "start", "projection", "schedule", "fewest_points"}
+)
 _RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover"})
 
 METHODS: dict[str, Method] = {
@@ -95,7 +97,7 @@ class Preset(NamedTuple):
     program: Callable[..., Any] | None = None
 
 
-_PAPER: dict[str, Any] = {"start": "uniform", "restarts": 5}
+_PAPER: dict[str, Any] = {"start": "uniform", "restarts": 5, "confirmations": None}
 
 PRESETS: dict[str, dict[str, Preset]] = {
     "default": {},

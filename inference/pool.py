@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from guides.projections import PROJECTIONS
 from inference import starts
 from inference.ascent import Schedule, State, begin, step
+from inference.restarts import Restarts, Rounds
 from inference.starts import Start, Structure
 from models import AnyArray
 from models.batches import Skeleton, map_scenes, reader, skeleton
@@ -32,10 +33,6 @@ POOL = 512
 SEGMENT = 8
 """Steps between two looks at which slots are done."""
 
-START_ANEW = 4
-"""Runs that end in a sparse solution are made anew, at most as often as there are restarts, times
-this."""
-
 
 class Pool(NamedTuple):
     """The runs that are being stepped together; the axis of slots is last."""
@@ -48,8 +45,8 @@ class Engine(NamedTuple):
     """The compiled parts of coordinate ascent for one program and one choice of settings."""
 
     structure: Structure
-    start: Callable[[Conjugate, Array], Pool]
-    """New runs from the pieces of scenes and random keys."""
+    start: Callable[[Conjugate, Array, Array], Pool]
+    """New runs from the pieces of scenes, random keys and solutions to keep some objects of."""
     advance: Callable[[Pool], Pool]
     """Some steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
@@ -57,9 +54,17 @@ class Engine(NamedTuple):
     """New runs into the given slots; slots beyond the pool are dropped."""
     read: Callable[[Scene], Conjugate]
 
-    def launch(self, scenes: Scene, keys: Array) -> Pool:
-        """New runs from scenes and random keys."""
-        return self.start(self.read(Scene(**scenes.observed)), keys)
+    def launch(
+        self, scenes: Scene, keys: Array, known: Float[AnyArray, "runs N N"] | None = None
+    ) -> Pool:
+        """New runs from scenes and random keys.
+
+        Args:
+            known: solutions to keep some objects of, zero where nothing is to be kept.
+        """
+        if known is None:
+            known = np.zeros((*scenes.present.shape, scenes.present.shape[1]))
+        return self.start(self.read(Scene(**scenes.observed)), keys, jnp.asarray(known))
 
 
 def engine(
@@ -83,12 +88,12 @@ def _compiled(
     projection = PROJECTIONS[projection_name]
 
     @jax.jit
-    def launch(model: Conjugate, keys: Array) -> Pool:
-        def make_start(model: Conjugate, key: Array) -> Start:
+    def launch(model: Conjugate, keys: Array, known: Array) -> Pool:
+        def make_start(model: Conjugate, key: Array, known: Array) -> Start:
             limits = (schedule.beta_start, schedule.beta_max)
-            return STARTS[start](key, model, structure, *limits)
+            return STARTS[start](key, model, structure, *limits, known)
 
-        state = begin(model, projection, map_scenes(make_start, model, keys, axis=-1))
+        state = begin(model, projection, map_scenes(make_start, model, keys, known, axis=-1))
         return Pool(model, state)
 
     @jax.jit
@@ -114,17 +119,19 @@ def _compiled(
     return functools.partial(Engine, structure, launch, advance, advance_one, insert)
 
 
-class Best(NamedTuple):
-    """The best run of each scene so far."""
+class Ended(NamedTuple):
+    """What runs ended in, a row for each: some that have finished, or the best of each scene."""
 
-    match_probs: Float[np.ndarray, "scenes N N"]
-    pose_mean: Float[np.ndarray, "scenes K p"]
-    pose_covariance: Float[np.ndarray, "scenes K p p"]
-    elbo: Float[np.ndarray, " scenes"]
-    sparse: Bool[np.ndarray, " scenes"]
-    converged: Bool[np.ndarray, " scenes"]
-    steps: Int[np.ndarray, " scenes"]
-    attempt: Int[np.ndarray, " scenes"]
+    match_probs: Float[np.ndarray, "runs N N"]
+    pose_mean: Float[np.ndarray, "runs K p"]
+    pose_covariance: Float[np.ndarray, "runs K p p"]
+    elbo: Float[np.ndarray, " runs"]
+    sparse: Bool[np.ndarray, " runs"]
+    converged: Bool[np.ndarray, " runs"]
+    steps: Int[np.ndarray, " runs"]
+    attempt: Int[np.ndarray, " runs"]
+    kept: Float[np.ndarray, "runs N N"]
+    """The solution that some objects were kept of at the start; zero if none was."""
 
 
 @jax.jit
@@ -138,71 +145,45 @@ def best_of_restarts(
     engine: Engine,
     scenes: Scene,
     base_key: Array,
-    restarts: int,
-    fewest_points: float,
+    restarts: Restarts,
     progress: Callable[[int, int], None] | None,
-) -> Best:
+) -> Ended:
     """Work off all runs through one pool of slots and keep the best of each scene."""
-    num_scenes = len(scenes.points)
-    width = min(POOL, 1 << (num_scenes * restarts - 1).bit_length())
+    rounds = Rounds(len(scenes.points), restarts)
+    width = min(POOL, 1 << (len(rounds.waiting) - 1).bit_length())
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
-    queue = _Queue(num_scenes, restarts)
+    known = best.match_probs.copy()  # the best solution of the rounds before
     slots = np.full((width, 2), -1)  # scene and attempt of the run in each slot; -1 if it is free
     pool: Any = None
-    while len(queue) or (slots >= 0).any():
+    while rounds.waiting or (slots >= 0).any():
         free = np.flatnonzero(slots[:, 0] < 0)
-        while len(queue) and len(free) >= min(block, len(queue)):
-            runs = queue.take(block)
+        while rounds.waiting and len(free) >= min(block, len(rounds.waiting)):
+            runs = rounds.take(block)
             taken, free = free[: len(runs)], free[len(runs) :]
             slots[taken] = runs
             padded = np.resize(runs, (block, 2))
-            new = engine.launch(scenes.take(padded[:, 0]), run_keys(base_key, padded))
+            kept = known[padded[:, 0]] * rounds.keeps(padded)[:, None, None]
+            new = engine.launch(scenes.take(padded[:, 0]), run_keys(base_key, padded), kept)
             places = np.r_[taken, np.full(block - len(runs), width)]  # the padding is dropped
             pool = engine.insert(_empty(new, width) if pool is None else pool, new, places)
-        if not len(queue) and (slots[:, 0] >= 0).sum() <= block < width == POOL:
+        if not rounds.waiting and (slots[:, 0] >= 0).sum() <= block < width == POOL:
             pool, slots, width = *_narrow(pool, slots, block), block
         pool = engine.advance(pool)
         done = np.flatnonzero(np.asarray(pool.state.done) & (slots[:, 0] >= 0))
         if len(done):
-            finished = (pool.state, done, slots[done], scenes, engine.structure)
-            sparse = _keep_best(best, *finished, fewest_points)
-            queue.start_anew(slots[done][sparse])
+            runs = slots[done]
+            kept = known[runs[:, 0]] * rounds.keeps(runs)[:, None, None]
+            present = scenes.present[runs[:, 0]]
+            limits = (engine.structure, present, restarts.fewest_points)
+            ended = _ended(pool.state, done, runs[:, 1], kept, *limits)
+            _keep_best(best, ended, runs[:, 0])
+            again = rounds.finish(runs, ended.elbo, ended.sparse)
+            known[again] = best.match_probs[again]
             slots[done] = -1
             if progress is not None:
-                running = int((slots[:, 0] >= 0).sum())
-                progress(queue.total - len(queue) - running, queue.total)
+                progress(rounds.finished, int(rounds.foreseen.sum()))
     return best
-
-
-class _Queue:
-    """Runs that are still to be made: every scene, every attempt, and what has to start anew."""
-
-    def __init__(self, num_scenes: int, restarts: int) -> None:
-        self.num_scenes, self.restarts = num_scenes, restarts
-        self.total = num_scenes * restarts
-        self.next = 0
-        self.again: list[tuple[int, int]] = []
-        self.extra = np.zeros(num_scenes, int)
-
-    def __len__(self) -> int:
-        return self.num_scenes * self.restarts - self.next + len(self.again)
-
-    def take(self, count: int) -> Int[np.ndarray, "runs 2"]:
-        """The scene and the attempt of the next runs."""
-        repeated = [self.again.pop() for _ in range(min(count, len(self.again)))]
-        end = min(self.next + count - len(repeated), self.num_scenes * self.restarts)
-        attempt, scene = np.divmod(np.arange(self.next, end), self.num_scenes)
-        self.next = end
-        return np.concatenate([np.array(repeated, int).reshape(-1, 2), np.c_[scene, attempt]])
-
-    def start_anew(self, runs: Int[np.ndarray, "runs 2"]) -> None:
-        """Give these scenes another attempt, but not for ever."""
-        for scene in runs[:, 0]:
-            if self.extra[scene] < START_ANEW * self.restarts:
-                self.again.append((int(scene), self.restarts + int(self.extra[scene])))
-                self.extra[scene] += 1
-                self.total += 1
 
 
 def _empty(like: Pool, width: int) -> Pool:
@@ -229,11 +210,11 @@ def _narrow(
     return pool._replace(state=state), np.where(free[:, None], -1, slots[kept])
 
 
-def _nothing_yet(scenes: Scene, engine: Engine) -> Best:
+def _nothing_yet(scenes: Scene, engine: Engine) -> Ended:
     num_scenes, rows = scenes.present.shape
     num_objects = len(engine.structure.members)
     pose_dim = engine.structure.pose_dim
-    return Best(
+    return Ended(
         match_probs=np.zeros((num_scenes, rows, rows)),
         pose_mean=np.zeros((num_scenes, num_objects, pose_dim)),
         pose_covariance=np.zeros((num_scenes, num_objects, pose_dim, pose_dim)),
@@ -242,37 +223,45 @@ def _nothing_yet(scenes: Scene, engine: Engine) -> Best:
         converged=np.zeros(num_scenes, bool),
         steps=np.zeros(num_scenes, int),
         attempt=np.zeros(num_scenes, int),
+        kept=np.zeros((num_scenes, rows, rows)),
     )
 
 
-def _keep_best(
-    best: Best,
+def _ended(
     state: State,
-    slots: Int[np.ndarray, " done"],
-    jobs: Int[np.ndarray, "done 2"],
-    scenes: Scene,
+    slots: Int[np.ndarray, " runs"],
+    attempt: Int[np.ndarray, " runs"],
+    kept: Float[np.ndarray, "runs N N"],
     structure: Structure,
+    present: Bool[np.ndarray, "runs N"],
     fewest_points: float,
-) -> Bool[np.ndarray, " done"]:
-    """Compare finished runs with the best of their scenes; says which ended in a sparse solution.
+) -> Ended:
+    """What the runs in these slots have come to."""
+    match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
+    mean, covariance = (np.asarray(x)[..., slots] for x in state.pose[:2])
+    return Ended(
+        match_probs=match_probs,
+        pose_mean=np.moveaxis(mean, (0, 1, 2), (2, 1, 0)),
+        pose_covariance=np.moveaxis(covariance, (2, 3), (1, 0)),
+        elbo=np.asarray(state.terms.elbo)[slots],
+        sparse=_is_sparse(match_probs, present, structure.owner, fewest_points),
+        converged=np.asarray(state.converged)[slots],
+        steps=np.asarray(state.steps)[slots],
+        attempt=attempt,
+        kept=kept,
+    )
+
+
+def _keep_best(best: Ended, ended: Ended, scene: Int[np.ndarray, " runs"]) -> None:
+    """Put runs in the place of the best of their scenes, where they are better.
 
     Chosen by the ELBO alone, among runs that are not sparse if there are any.
     """
-    match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
-    elbo = np.asarray(state.terms.elbo)[slots]
-    sparse = _is_sparse(match_probs, scenes.present[jobs[:, 0]], structure.owner, fewest_points)
-    mean = np.moveaxis(np.asarray(state.pose.mean)[..., slots], (0, 1, 2), (2, 1, 0))
-    covariance = np.moveaxis(np.asarray(state.pose.covariance)[..., slots], (2, 3), (1, 0))
-    converged, steps = np.asarray(state.converged)[slots], np.asarray(state.steps)[slots]
-    for i in np.lexsort((jobs[:, 1],)):
-        s = jobs[i, 0]
-        better = (not sparse[i], elbo[i]) > (not best.sparse[s], best.elbo[s])
-        if better:
-            best.match_probs[s], best.pose_mean[s] = match_probs[i], mean[i]
-            best.pose_covariance[s], best.elbo[s] = covariance[i], elbo[i]
-            best.sparse[s], best.converged[s] = sparse[i], converged[i]
-            best.steps[s], best.attempt[s] = steps[i], jobs[i, 1]
-    return sparse
+    for i in np.argsort(ended.attempt, kind="stable"):
+        s = scene[i]
+        if (not ended.sparse[i], ended.elbo[i]) > (not best.sparse[s], best.elbo[s]):
+            for known, new in zip(best, ended, strict=True):
+                known[s] = new[i]
 
 
 def _is_sparse(

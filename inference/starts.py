@@ -19,8 +19,13 @@ from models.templates import Parts
 MAX_HYPOTHESES = 512
 """Hypotheses scored for each object; tuples of points beyond that are drawn at random."""
 
-_FLOOR = 10.0  # nats; what a part that nothing meets costs, at most
-_REFITS = 1
+KEPT_HYPOTHESES = 24
+"""Of those the best of each object, which objects are placed by."""
+
+BEAM = 16
+"""Placements of the objects so far that are kept while one after another is placed."""
+
+_FLOOR = 40.0  # nats; what a part that nothing meets costs, at most
 _ABSENT = 0.75  # share of its parts that an object has to meet to be better than absent
 
 
@@ -55,67 +60,64 @@ def structure(skeleton: Skeleton) -> Structure:
 
 
 def uniform(
-    key: Array, model: Conjugate, structure: Structure, beta_start: float, beta_max: float
+    key: Array,
+    model: Conjugate,
+    structure: Structure,
+    beta_start: float,
+    beta_max: float,
+    known: Float[Array, "N N"],
 ) -> Start:
-    """The paper's start: entries of R uniform in [0, 1], where the prior allows a pair."""
+    """The paper's start: entries of R uniform in [0, 1], where the prior allows a pair.
+
+    Nothing of a known solution is kept.
+    """
     entries = jax.random.uniform(key, model.match_logits.shape, minval=1e-6)
     return Start(_where_allowed(model, jnp.log(entries)), jnp.asarray(beta_start, float))
 
 
 def poses(
-    key: Array, model: Conjugate, structure: Structure, beta_start: float, beta_max: float
+    key: Array,
+    model: Conjugate,
+    structure: Structure,
+    beta_start: float,
+    beta_max: float,
+    known: Float[Array, "N N"],
 ) -> Start:
     """Pose hypotheses: a minimal set of points fixes a pose, and all its parts judge it.
 
-    One object after another is placed: of all hypotheses of all objects that are left one is drawn
-    in proportion to exp(score), or none any more, and the points that it claims are taken. The beta
-    at which hypotheses are judged is drawn too, so that restarts differ in more than chance, and is
-    the one that the run goes on with.
+    Of the hypotheses of all objects those are taken that together explain the points best, with
+    some chance. The beta at which they are judged is drawn too, mostly near the highest, so that
+    restarts differ in more than chance, and is the one that the run goes on with.
+
+    Args:
+        known: a solution, all but two of whose objects are kept as they are; zero to keep none.
     """
     num_objects, most = structure.members.shape
-    beta_key, basis_key, rest_key, key = jax.random.split(key, 4)
+    beta_key, basis_key, rest_key, keep_key, key = jax.random.split(key, 5)
     lowest = jnp.log(beta_start / beta_max)
-    beta = beta_max * jnp.exp(lowest * jax.random.uniform(beta_key) ** 2)
+    beta = beta_max * jnp.exp(lowest * jax.random.uniform(beta_key) ** 4)
     sharp = _at_beta(model, beta)
+    held = _held(keep_key, model, structure, known)
+    free = model.seen.any(axis=1) & ~held.any(axis=(0, 2))
     tuple_key, *basis_keys = jax.random.split(basis_key, num_objects + 1)
     tuples = _tuples(tuple_key, len(model.points), structure.basis_size)
-    closeness = jnp.stack(
-        [_closeness(key, sharp, structure, k, tuples) for k, key in enumerate(basis_keys)]
-    )  # (K, N, most, H), hypotheses last: they are many, and sums run along them
-    of_points = largest(closeness, axis=2)
+    hypotheses = [
+        _hypotheses(key, sharp, structure, k, tuples, free) for k, key in enumerate(basis_keys)
+    ]
+    # (K, N, most, H), hypotheses last: they are many, and sums run along them
+    closeness, possible = (jnp.stack(of_object) for of_object in zip(*hypotheses, strict=True))
+    # Restarts differ by chance added to the scores: the best placement is then a draw, in
+    # proportion to exp(score) if there is but one object.
+    chance = jnp.where(possible, jax.random.gumbel(key, possible.shape), -jnp.inf)
     absent = _ABSENT * _FLOOR * structure.valid.sum(axis=1)
-    distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == structure.basis_size
-
-    def place(
-        state: tuple[Array, Array, Array], key: Array
-    ) -> tuple[tuple[Array, Array, Array], None]:
-        free, left, placed = state
-        masked = jnp.where(free[:, None, None], closeness, 0.0)
-        # Counted from both sides, so that two parts that share a point count once.
-        by_part = total(largest(masked, axis=1), axis=1)
-        by_point = total(jnp.where(free[:, None], of_points, 0.0), axis=1)
-        score = jnp.minimum(by_part, by_point) - absent[:, None]
-        possible = left[:, None] & (distinct & free[tuples].all(axis=1))
-        logits = jnp.append(jnp.where(possible, score, -jnp.inf).ravel(), 0.0)
-        choice = jax.random.categorical(key, logits)
-        k, hypothesis = jnp.divmod(choice, len(tuples))
-        none = k == num_objects
-        k = jnp.where(none, 0, k)
-        chosen = closeness[k, :, :, hypothesis]
-        claimed = free & (chosen > 0.5 * _FLOOR).any(axis=1)
-        new = (free & ~claimed, left.at[k].set(False), placed.at[k].set(chosen))
-        return jax.tree.map(lambda old, new: jnp.where(none, old, new), state, new), None
-
+    kept = held.any(axis=(1, 2))
+    choice = _place(closeness, chance - absent[:, None], free, kept)
+    placed = jnp.take_along_axis(closeness, jnp.maximum(choice, 0)[:, None, None, None], axis=3)
+    # Objects that are not placed start at random: alike, identical ones would stay alike.
     shape = (num_objects, len(model.points), most)
-    start = (
-        model.seen.any(axis=1),
-        jnp.ones(num_objects, bool),
-        # Objects that are not placed start at random: alike, identical ones would stay alike.
-        (0.5 * _FLOOR + jnp.log(jax.random.uniform(rest_key, shape, minval=1e-6))).astype(
-            jnp.float32
-        ),
-    )
-    (_, _, placed), _ = jax.lax.scan(place, start, jax.random.split(key, num_objects))
+    rest = 0.5 * _FLOOR + jnp.log(jax.random.uniform(rest_key, shape, minval=1e-6))
+    placed = jnp.where((choice >= 0)[:, None, None], placed[..., 0], rest)
+    placed = jnp.where(kept[:, None, None], _FLOOR * held, placed)
     weights = jnp.zeros(model.match_logits.shape)
     for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
         weights = weights.at[:, members[valid]].set(placed[k][:, valid])
@@ -123,28 +125,119 @@ def poses(
     return Start(_where_allowed(model, weights), beta)
 
 
-def _closeness(
-    key: Array, model: Conjugate, structure: Structure, k: int, tuples: Int[Array, "H size"]
-) -> Float[Array, "N most H"]:
-    """How close each point is to each part of object k, under the pose that each tuple suggests.
+def _score(closeness: Float[Array, "N most H"]) -> Float[Array, " H"]:
+    """How well each hypothesis explains the points.
+
+    Counted from both sides, so that two parts that share a point count once.
+    """
+    by_part = total(largest(closeness, axis=0), axis=0)
+    by_point = total(largest(closeness, axis=1), axis=0)
+    return jnp.minimum(by_part, by_point)
+
+
+def _claims(closeness: Float[Array, "N most H"]) -> Bool[Array, "N H"]:
+    """Points that are the closest ones to a part."""
+    closest = largest(closeness, axis=0)
+    return ((closeness == closest) & (closest > 0)).any(axis=1)
+
+
+def _is_first(
+    key: Array, claims: Bool[Array, "N H"], score: Float[Array, " H"]
+) -> Bool[Array, " H"]:
+    """Which hypotheses are the best of those that claim the same points."""
+    name = jax.random.normal(key, claims.shape[:1]) @ claims
+    order = jnp.lexsort((-score, name))
+    first = jnp.diff(name[order], prepend=-jnp.inf) > 1e-9
+    return jnp.zeros_like(first).at[order].set(first)
+
+
+def _place(
+    closeness: Float[Array, "K N most H"],
+    bonus: Float[Array, "K H"],
+    free: Bool[Array, " N"],
+    kept: Bool[Array, " K"],
+) -> Int[Array, " K"]:
+    """The hypothesis of each object, -1 for none, that together explain the free points best.
+
+    One object after another is placed, or is not, and the best few placements so far are kept.
+    """
+    num_objects, num_points, _, num_hypotheses = closeness.shape
+
+    def place(
+        state: tuple[Array, Array, Array], object: tuple[Array, Array, Array, Array]
+    ) -> tuple[tuple[Array, Array, Array], None]:
+        total, free, choice = state
+        k, closeness, bonus, kept = object
+        left = jnp.where(free[:, :, None, None], closeness, 0.0)
+        gain = jnp.where(kept, -jnp.inf, jax.vmap(_score)(left) + bonus)
+        totals = jnp.append(total[:, None] + gain, total[:, None], axis=1)  # the last is: none
+        best, place = jax.lax.top_k(totals.ravel(), len(total))
+        before, chosen = jnp.divmod(place, num_hypotheses + 1)
+        none = chosen == num_hypotheses
+        own = left[before, :, :, jnp.where(none, 0, chosen)][..., None]
+        claimed = jax.vmap(_claims)(own)[..., 0] & ~none[:, None]
+        chosen = jnp.where(none, -1, chosen)
+        return (best, free[before] & ~claimed, choice[before].at[:, k].set(chosen)), None
+
+    start = (
+        jnp.where(jnp.arange(BEAM) == 0, 0.0, -jnp.inf),
+        jnp.broadcast_to(free, (BEAM, num_points)),
+        jnp.full((BEAM, num_objects), -1),
+    )
+    objects = (jnp.arange(num_objects), closeness, bonus, kept)
+    (_, _, choice), _ = jax.lax.scan(place, start, objects)
+    return choice[0]
+
+
+def _held(
+    key: Array, model: Conjugate, structure: Structure, known: Float[Array, "N N"]
+) -> Bool[Array, "K N most"]:
+    """Pairs of a known solution that are kept: those of all possible objects but two."""
+    seen = model.seen.any(axis=1)
+    possible = jnp.isfinite(model.match_logits[:, structure.members]) & seen[:, None, None]
+    order = jax.random.uniform(key, structure.members.shape[:1]) + ~possible.any(axis=(0, 2))
+    again = jnp.argsort(jnp.argsort(order)) < 2
+    pairs = (known[:, structure.members] > 0.5) & seen[:, None, None] & structure.valid
+    return jnp.moveaxis(pairs, 0, 1) & ~again[:, None, None]
+
+
+def _hypotheses(
+    key: Array,
+    model: Conjugate,
+    structure: Structure,
+    k: int,
+    tuples: Int[Array, "tuples size"],
+    free: Bool[Array, " N"],
+) -> tuple[Float[Array, "N most H"], Bool[Array, " H"]]:
+    """How close each free point is to each part of object k, under the best of its hypotheses.
 
     In nats, from `_FLOOR` for a point that sits on the part down to zero. A pose is first fitted to
-    the tuple alone, put on parts drawn at random, and then once more to the closest point of every
-    part: with noise, two points of four say little.
+    a tuple alone, put on parts drawn at random; the best are fitted once more to the closest point
+    of every part: with noise, two points of four say little. Says, too, which are hypotheses at
+    all, and not repetitions or made of less than a tuple of different free points.
     """
     members, valid = structure.members[k], structure.valid[k]
-    basis = jax.random.permutation(key, np.flatnonzero(valid))[: structure.basis_size]
+    basis_key, name_key = jax.random.split(key)
+    basis = jax.random.permutation(basis_key, np.flatnonzero(valid))[: structure.basis_size]
     parts = jax.tree.map(lambda x: x[members], model.parts)
+    allowed = valid & jnp.isfinite(model.match_logits[:, members]) & free[:, None]
+
+    def fit_and_judge(match: Int[Array, "most H"], used: Bool[Array, "most H"]) -> Array:
+        closeness = _judge(model, parts, k, *_fit(model, parts, k, match, used))
+        # Seven digits are enough for so few nats, at half the traffic.
+        return jnp.where(allowed[..., None], closeness, 0.0).astype(jnp.float32)
+
     shape = (len(members), len(tuples))
     match = jnp.zeros(shape, int).at[basis].set(tuples.T)
     used = jnp.zeros(shape, bool).at[basis].set(True)
-    for _ in range(1 + _REFITS):
-        pose, covariance = _fit(model, parts, k, match, used)
-        closeness = _judge(model, parts, k, pose, covariance)
-        allowed = valid & jnp.isfinite(model.match_logits[:, members])
-        closeness = jnp.where(allowed[..., None], closeness, 0.0)
-        match, used = closeness.argmax(axis=0), largest(closeness, axis=0) > 0
-    return closeness.astype(jnp.float32)  # seven digits of ten nats, at half the traffic
+    closeness = fit_and_judge(match, used)
+    distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == structure.basis_size
+    score = jnp.where(distinct & free[tuples].all(axis=1), _score(closeness), -jnp.inf)
+    score = jnp.where(_is_first(name_key, _claims(closeness), score), score, -jnp.inf)
+    score, best = jax.lax.top_k(score, min(KEPT_HYPOTHESES, len(tuples)))
+    closeness = closeness[..., best]
+    closeness = fit_and_judge(closeness.argmax(axis=0), largest(closeness, axis=0) > 0)
+    return closeness, jnp.isfinite(score)
 
 
 def _fit(
