@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from inference.calibration import Calibration
-from inference.plots import COLOURS, STYLE, object_names
+from inference.plots import COLOURS, object_names, style
 
 
 def plot_calibration(
@@ -24,7 +23,7 @@ def plot_calibration(
     first = next(iter(calibrations.values()))
     num_scenes, num_objects, pose_dim = first.ranks.shape
     names = object_names(["object"] * num_objects) if names is None else names
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with style():
         size = (2.3 * pose_dim + 0.6, 1.9 * num_objects + 0.9)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(num_objects, pose_dim, sharex=True, sharey=True, squeeze=False)

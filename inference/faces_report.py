@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from inference.faces_experiment import METHODS, Cell, Explained, FaceStudy, true_scene
-from inference.plots import COLOURS, STYLE
+from inference.plots import COLOURS, draw_objects, style
 from models.face_images import PART_TYPES, FaceImages
 from models.face_scenes import FaceScenes
 from models.rendering import render_poses, scene_rmse
@@ -63,25 +63,44 @@ class Report(NamedTuple):
 
 
 def plot_faces(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> Figure:
-    """The first scene of a batch and what each method makes of it, side by side."""
-    wanted, _ = true_scene(study, scenes, 0)
-    drawn = {
-        name: render_poses(study.images, study.appearance, explained.poses[name][0])
-        for name in ("vi", "ransac", "refit")
-    }
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(10.4, 3.1), layout="constrained")
-        axes = figure.subplots(1, 1 + len(drawn))
-        _show(axes[0], wanted, f"scene\n{int(scenes.scene.present[0].sum())} parts seen")
-        for ax, (name, image) in zip(axes[1:], drawn.items(), strict=True):
-            _show(ax, image, f"{METHODS[name]}\nRMSE {scene_rmse(wanted, image):.4f}")
+    """The first scene of a batch and what each method makes of it.
+
+    Above, the scene and the inferred faces; below, the parts in the colours of the faces that VI
+    puts them into, and how far each method's picture is from the scene.
+    """
+    scene, wanted = scenes.scene.take(0), true_scene(study, scenes, 0)[0]
+    found = explained.results["vi"].object[0]
+    names = ("vi", "ransac", "refit")
+    with style():
+        figure = Figure(figsize=(9.6, 5.3), layout="compressed")
+        axes = figure.subplots(2, 1 + len(names))
+        draw_picture(axes[0, 0], wanted, f"scene\n{int(scene.present.sum())} parts seen")
+        draw_objects(axes[1, 0], scene, found, {})
+        axes[1, 0].set(title="parts, by VI's faces", xlim=(-1, 1), ylim=(1, -1))
+        axes[1, 0].set(xlabel="", ylabel="", xticks=[], yticks=[])
+        for (above, below), name in zip(axes[:, 1:].T, names, strict=True):
+            image = render_poses(study.images, study.appearance, explained.poses[name][0])
+            draw_picture(above, image, f"{METHODS[name]}\nRMSE {scene_rmse(wanted, image):.4f}")
+            error = below.imshow(np.abs(image - wanted), cmap="magma", vmin=0, vmax=0.4)
+            below.set(title="error", xticks=[], yticks=[])
+        figure.colorbar(error, ax=axes[1, 1:], shrink=0.9, pad=0.02, extend="max")
+    return figure
+
+
+def plot_pictures(pictures: Mapping[str, Float[np.ndarray, "224 224"]]) -> Figure:
+    """Grey pictures side by side, each under its name."""
+    with style():
+        figure = Figure(figsize=(1.5 * len(pictures), 1.85), layout="compressed")
+        axes = figure.subplots(1, len(pictures), squeeze=False)[0]
+        for ax, (name, picture) in zip(axes, pictures.items(), strict=True):
+            draw_picture(ax, picture, name)
     return figure
 
 
 def plot_images(images: FaceImages, faces_of_group: int = 3, seed: int = 0) -> Figure:
     """Some faces that the part images make, a column for each group."""
     rng = np.random.default_rng(seed)
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with style():
         figure = Figure(
             figsize=(1.5 * images.num_groups, 1.5 * faces_of_group + 0.25), layout="constrained"
         )
@@ -90,12 +109,12 @@ def plot_images(images: FaceImages, faces_of_group: int = 3, seed: int = 0) -> F
             for group in range(images.num_groups):
                 variants = rng.integers(images.num_variants, size=len(PART_TYPES))
                 title = f"group {group}" if row == 0 else ""
-                _show(axes[row, group], images.compose(group, variants), title)
+                draw_picture(axes[row, group], images.compose(group, variants), title)
     return figure
 
 
-def _show(axes: mpl.axes.Axes, image: Float[np.ndarray, "224 224"], title: str) -> None:
-    axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+def draw_picture(axes: Axes, picture: Float[np.ndarray, "224 224"], title: str = "") -> None:
+    axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set(title=title, xticks=[], yticks=[])
 
 
@@ -236,7 +255,7 @@ def scenes_csv(numbers: Numbers) -> str:
 def plot_errors(numbers: Numbers, drawn: bool = True) -> Figure:
     """The scene errors of every method, by number of faces."""
     title = "Drawn faces, not the paper's photographs" if drawn else "The faces that were given"
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with style():
         figure = Figure(figsize=(1.6 + 1.2 * len(numbers), 3.6), layout="constrained")
         axes = figure.subplots()
         width = 0.8 / len(METHODS)
@@ -268,7 +287,7 @@ def plot_factors(study: FaceStudy) -> Figure:
     errors = study.appearance.prediction_error
     number = np.arange(1, len(errors) + 1)
     chosen = study.appearance.factors.num_factors
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with style():
         figure = Figure(figsize=(4.6, 3.2), layout="constrained")
         axes = figure.subplots()
         axes.errorbar(number, errors[:, 0], errors[:, 1], color=COLOURS[0], marker="o", capsize=2)

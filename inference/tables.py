@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from inference.experiments import MAIN_BETA, Cell, Numbers, Scenes
 from inference.metrics import METRICS, Scores, Summary, paired_test, summarise
-from inference.plots import COLOURS, MARKERS, STYLE
+from inference.plots import COLOURS, MARKERS, style
 from inference.published import PAPER, SIGMAS
 from models.scenes import whole_file
 
@@ -236,7 +236,7 @@ def plot_report(report: Report) -> Figure:
     """A panel for each metric: against the noise, or against the initial beta at each noise."""
     by_beta = report.by_beta
     sigmas = SIGMAS if by_beta else (None,)
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with style():
         figure = Figure(figsize=(12, 3.1 * len(sigmas) + 0.6), layout="constrained")
         axes = figure.subplots(len(sigmas), len(METRICS), squeeze=False)
         for line, sigma in zip(axes, sigmas, strict=True):
@@ -250,7 +250,7 @@ def plot_report(report: Report) -> Figure:
     return figure
 
 
-def _panel(ax: mpl.axes.Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
+def _panel(ax: Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
     metric = METRICS[i]
     for method in dict.fromkeys(row.method for row in rows):
         own = [row for row in rows if row.method == method]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from matplotlib.image import imread, imsave
 from typer.testing import CliRunner
 
 from inference import cli, faces_report
-from inference.faces_experiment import CELLS, METHODS, Cell, open_study
+from inference.faces_experiment import CELLS, METHODS, Cell, Explained, FaceStudy, open_study
+from models.appearance import fit_appearance, split_faces
 from models.face_artist import draw_images
 from models.face_images import save_images
 
@@ -165,6 +167,36 @@ def test_given_images_are_not_called_drawn(tmp_path, made_up):
     list(faces_report.write_report(made_up, open_study(), tmp_path, drawn=False))
     text = (tmp_path / "faces.md").read_text()
     assert "drawn" not in text and "part images that were given" in text
+
+
+def test_the_picture_of_a_scene_has_its_parts_and_the_errors():
+    images = draw_images(5, num_groups=3, num_variants=3)
+    study = FaceStudy(images, fit_appearance(images), split_faces(images).test)
+    scenes = study.scenes(1, 2, occluded=True)
+    found = 1 - np.asarray(scenes.scene.object)  # the right faces under other names
+    found[~scenes.scene.present] = -1
+    average = np.zeros((1, 2, study.appearance.factors.num_factors))
+    poses = np.concatenate([scenes.poses, average], axis=-1)
+    moved = poses + 0.1 * np.eye(poses.shape[-1])[0]
+    explained = Explained(
+        {"vi": SimpleNamespace(object=found)}, {"vi": poses, "ransac": moved, "refit": poses}
+    )
+    figure = faces_report.plot_faces(study, scenes, explained)
+
+    scene, parts = figure.axes[0], figure.axes[4]
+    (wanted,) = (np.asarray(image.get_array()) for image in scene.get_images())
+    assert f"{scenes.scene.present.sum()} parts seen" in scene.get_title()
+    for k in range(2):
+        (dots,) = (d for d in parts.collections if d.get_gid() == f"object {k}")
+        places = scenes.scene.points[0, found[0] == k, :2]
+        np.testing.assert_array_equal(np.asarray(dots.get_offsets()), places)
+    for column in (1, 2, 3):
+        above, below = (figure.axes[column + row].get_images()[0].get_array() for row in (0, 4))
+        np.testing.assert_allclose(below, np.abs(above - wanted))
+        error = np.sqrt(np.mean((np.asarray(above) - wanted) ** 2))
+        assert f"RMSE {error:.4f}" in figure.axes[column].get_title()
+    titles = [figure.axes[column].get_title() for column in (1, 2, 3)]
+    assert titles[0].split()[-1] == titles[2].split()[-1] < titles[1].split()[-1]
 
 
 # --- real runs ------------------------------------------------------------------------------------
