@@ -64,8 +64,8 @@ def _gibbs(program: Program, scene: Scene, seed: int, progress: Progress | None)
     return gibbs.run(program, scene, seed, progress=progress, **budget)
 
 
-_ASCENT = frozenset({"restarts", "start", "projection", "schedule", "fewest_points"})
-_RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover"})
+_ASCENT = frozenset({"restarts", "start", "projection", "schedule", "fewest_points", "devices"})
+_RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover", "devices"})
 
 METHODS: dict[str, Method] = {
     "ds": Method(_coordinate_ascent, "doubly_stochastic", _ASCENT),
@@ -168,18 +168,36 @@ def infer(
     The first arguments are as in `program_of`; `options` are those of the method, such as
     `restarts`, and go before what the preset says.
     """
+    given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    program = check_options(method, seed, preset=preset, **given, **options)
+    parts = templates(None if objects is None else tuple(objects))
+    scene = check_scene(scene, parts.num_parts, parts.num_features)
+    settings = PRESETS[preset].get(method, Preset({})).options | options
+    return METHODS[method].run(program, scene, seed, progress, **settings)
+
+
+def check_options(
+    method: str,
+    seed: int,
+    *,
+    objects: Sequence[str] | None = None,
+    precision: float | None = None,
+    prior: str = "uniform",
+    preset: str = "default",
+    **options: Any,
+) -> Program:
+    """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
+    if seed >= 1 << 63:
+        raise InputError(f"the seed must be less than 2^63, got {seed}; try 0")
     program = program_of(method, objects, precision, prior, preset)
     if unknown := set(options) - METHODS[method].options:
         raise InputError(
             f"the method {method} has no option {min(unknown)!r}; leave it out, or choose a method "
             "that has it"
         )
-    parts = templates(None if objects is None else tuple(objects))
-    scene = check_scene(scene, parts.num_parts, parts.num_features)
-    given = PRESETS[preset].get(method, Preset({})).options | options
-    return METHODS[method].run(program, scene, seed, progress, **given)
+    return program
 
 
 @functools.lru_cache(maxsize=32)  # a method compiles once for each program, told apart by identity

@@ -3,7 +3,8 @@
 Every run (a scene and a restart) goes its own way: its own annealing parameter, its own end. A
 fixed number of slots is stepped together; finished runs leave and waiting ones take their slots. So
 nothing is computed after convergence, nothing is recompiled when the number of points or scenes
-changes, and memory depends on the pool and not on the batch.
+changes, and memory depends on the pool and not on the batch. With several devices each has slots of
+its own, and steps them by itself.
 """
 
 import functools
@@ -18,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from guides.projections import PROJECTIONS
 from inference import starts
 from inference.ascent import Schedule, State, begin, step
+from inference.devices import mesh_of, sharded
 from inference.starts import Start, Structure
 from models import AnyArray
 from models.batches import Skeleton, map_scenes, reader, skeleton
@@ -27,7 +29,7 @@ from models.scenes import Layout, Scene
 STARTS = {"uniform": starts.uniform, "poses": starts.poses}
 
 POOL = 512
-"""Slots; their state stays within the processor's cache."""
+"""Slots of a device; their state stays within the processor's cache."""
 
 SEGMENT = 8
 """Steps between two looks at which slots are done."""
@@ -35,6 +37,10 @@ SEGMENT = 8
 START_ANEW = 4
 """Runs that end in a sparse solution are made anew, at most as often as there are restarts, times
 this."""
+
+
+TIE = 1e-6
+"""Nats between ELBOs that count as the same: how runs are put into slots changes less."""
 
 
 class Pool(NamedTuple):
@@ -54,7 +60,8 @@ class Engine(NamedTuple):
     """Some steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
     insert: Callable[[Pool, Pool, AnyArray], Pool]
-    """New runs into the given slots; slots beyond the pool are dropped."""
+    """New runs into the given slots of their device; slots beyond its last are dropped."""
+    devices: int
     read: Callable[[Scene], Conjugate]
 
     def launch(self, scenes: Scene, keys: Array) -> Pool:
@@ -68,21 +75,23 @@ def engine(
     start: str,
     schedule: Schedule,
     layout: Layout,
+    devices: int = 1,
 ) -> Engine:
     """For a program; of what is compiled, only its `read` is its own."""
-    steps = _compiled(skeleton(program, layout), projection_name, start, schedule)
+    steps = _compiled(skeleton(program, layout), projection_name, start, schedule, devices)
     return steps(reader(program, layout))
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled(
-    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule
+    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule, devices: int
 ) -> Callable[[Callable[[Scene], Conjugate]], Engine]:
     """An engine without its reader. Each part is compiled once for each width of the pool."""
     structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
+    compiled = functools.partial(sharded, mesh=mesh_of(devices))
 
-    @jax.jit
+    @compiled
     def launch(model: Conjugate, keys: Array) -> Pool:
         def make_start(model: Conjugate, key: Array) -> Start:
             limits = (schedule.beta_start, schedule.beta_max)
@@ -91,19 +100,19 @@ def _compiled(
         state = begin(model, projection, map_scenes(make_start, model, keys, axis=-1))
         return Pool(model, state)
 
-    @jax.jit
+    @compiled
     def advance(pool: Pool) -> Pool:
         def one(_: int, state: State) -> State:
             return step(pool.model, structure, projection, state, schedule)
 
         return pool._replace(state=jax.lax.fori_loop(0, SEGMENT, one, pool.state))
 
-    @jax.jit
+    @compiled
     def advance_one(pool: Pool) -> Pool:
         new = step(pool.model, structure, projection, pool.state, schedule)
         return pool._replace(state=new)
 
-    @jax.jit
+    @compiled
     def insert(pool: Pool, new: Pool, slots: Int[Array, " new"]) -> Pool:
         def put(old: Array, x: Array) -> Array:
             shared = old.shape[-1:] != pool.state.done.shape
@@ -111,7 +120,7 @@ def _compiled(
 
         return jax.tree.map(put, pool, new)
 
-    return functools.partial(Engine, structure, launch, advance, advance_one, insert)
+    return functools.partial(Engine, structure, launch, advance, advance_one, insert, devices)
 
 
 class Best(NamedTuple):
@@ -143,36 +152,58 @@ def best_of_restarts(
     progress: Callable[[int, int], None] | None,
 ) -> Best:
     """Work off all runs through one pool of slots and keep the best of each scene."""
-    num_scenes = len(scenes.points)
-    width = min(POOL, 1 << (num_scenes * restarts - 1).bit_length())
+    num_scenes, devices = len(scenes.points), engine.devices
+    width = min(POOL, 1 << (-(-num_scenes * restarts // devices) - 1).bit_length())
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
     queue = _Queue(num_scenes, restarts)
-    slots = np.full((width, 2), -1)  # scene and attempt of the run in each slot; -1 if it is free
+    # Scene and attempt of the run in each slot of each device; -1 if it is free.
+    slots = np.full((devices, width, 2), -1)
     pool: Any = None
     while len(queue) or (slots >= 0).any():
-        free = np.flatnonzero(slots[:, 0] < 0)
-        while len(queue) and len(free) >= min(block, len(queue)):
-            runs = queue.take(block)
-            taken, free = free[: len(runs)], free[len(runs) :]
-            slots[taken] = runs
-            padded = np.resize(runs, (block, 2))
+        while len(queue):
+            rank, device, slot = _free(slots[..., 0], block)
+            if len(rank) < min(block * devices, len(queue)):
+                break
+            runs = queue.take(len(rank))
+            rank, device, slot = (x[: len(runs)] for x in (rank, device, slot))
+            slots[device, slot] = runs
+            padded = np.resize(runs, (devices, block, 2))
+            places = np.full((devices, block), width)  # the padding is dropped
+            padded[device, rank], places[device, rank] = runs, slot
+            padded = padded.reshape(-1, 2)
             new = engine.launch(scenes.take(padded[:, 0]), run_keys(base_key, padded))
-            places = np.r_[taken, np.full(block - len(runs), width)]  # the padding is dropped
-            pool = engine.insert(_empty(new, width) if pool is None else pool, new, places)
-        if not len(queue) and (slots[:, 0] >= 0).sum() <= block < width == POOL:
+            pool = _empty(new, width * devices) if pool is None else pool
+            pool = engine.insert(pool, new, places.reshape(-1))
+        running = slots[..., 0] >= 0
+        if not len(queue) and running.sum() <= block * devices < width * devices == POOL * devices:
             pool, slots, width = *_narrow(pool, slots, block), block
         pool = engine.advance(pool)
-        done = np.flatnonzero(np.asarray(pool.state.done) & (slots[:, 0] >= 0))
+        jobs = slots.reshape(-1, 2)
+        done = np.flatnonzero(np.asarray(pool.state.done) & (jobs[:, 0] >= 0))
         if len(done):
-            finished = (pool.state, done, slots[done], scenes, engine.structure)
+            finished = (pool.state, done, jobs[done], scenes, engine.structure)
             sparse = _keep_best(best, *finished, fewest_points)
-            queue.start_anew(slots[done][sparse])
-            slots[done] = -1
+            queue.start_anew(jobs[done][sparse])
+            jobs[done] = -1
             if progress is not None:
-                running = int((slots[:, 0] >= 0).sum())
-                progress(queue.total - len(queue) - running, queue.total)
+                waiting = len(queue) + int((jobs[:, 0] >= 0).sum())
+                progress(queue.total - waiting, queue.total)
     return best
+
+
+def _free(
+    scene: Int[np.ndarray, "devices width"], block: int
+) -> tuple[Int[np.ndarray, " free"], Int[np.ndarray, " free"], Int[np.ndarray, " free"]]:
+    """Slots that are free, at most a block on each device: rank among them, device, and number.
+
+    Ordered by rank, so that the devices are filled evenly.
+    """
+    device, slot = np.nonzero(scene < 0)
+    rank = np.arange(len(device)) - np.searchsorted(device, device)
+    order = np.argsort(rank, kind="stable")
+    order = order[rank[order] < block]
+    return rank[order], device[order], slot[order]
 
 
 class _Queue:
@@ -217,16 +248,18 @@ def _empty(like: Pool, width: int) -> Pool:
 
 
 def _narrow(
-    pool: Pool, slots: Int[np.ndarray, "wide 2"], width: int
-) -> tuple[Pool, Int[np.ndarray, "width 2"]]:
-    """Move the last runs into a pool with fewer slots."""
-    active = np.flatnonzero(slots[:, 0] >= 0)
-    kept = np.resize(active, width)
+    pool: Pool, slots: Int[np.ndarray, "devices wide 2"], width: int
+) -> tuple[Pool, Int[np.ndarray, "devices width 2"]]:
+    """Move the last runs into a pool with fewer slots, through the host: they are few."""
+    devices, jobs = len(slots), slots.reshape(-1, 2)
+    active = np.flatnonzero(jobs[:, 0] >= 0)
+    kept = np.resize(active, width * devices)
     wide = pool.state.done.shape
-    pool = jax.tree.map(lambda x: x[..., kept] if x.shape[-1:] == wide else x, pool)
-    free = np.arange(width) >= len(active)
+    pool = jax.tree.map(lambda x: np.asarray(x)[..., kept] if x.shape[-1:] == wide else x, pool)
+    free = np.arange(len(kept)) >= len(active)
     state = pool.state._replace(done=pool.state.done | free)
-    return pool._replace(state=state), np.where(free[:, None], -1, slots[kept])
+    left = np.where(free[:, None], -1, jobs[kept])
+    return pool._replace(state=state), left.reshape(devices, width, 2)
 
 
 def _nothing_yet(scenes: Scene, engine: Engine) -> Best:
@@ -256,7 +289,8 @@ def _keep_best(
 ) -> Bool[np.ndarray, " done"]:
     """Compare finished runs with the best of their scenes; says which ended in a sparse solution.
 
-    Chosen by the ELBO alone, among runs that are not sparse if there are any.
+    Chosen by the ELBO alone, among runs that are not sparse if there are any. Of runs that end in
+    the same ELBO, as those do that name identical objects differently, it is the first attempt.
     """
     match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
     elbo = np.asarray(state.terms.elbo)[slots]
@@ -266,8 +300,9 @@ def _keep_best(
     converged, steps = np.asarray(state.converged)[slots], np.asarray(state.steps)[slots]
     for i in np.lexsort((jobs[:, 1],)):
         s = jobs[i, 0]
-        better = (not sparse[i], elbo[i]) > (not best.sparse[s], best.elbo[s])
-        if better:
+        ahead = elbo[i] - best.elbo[s]
+        better = ahead > TIE or (ahead >= -TIE and jobs[i, 1] < best.attempt[s])
+        if best.sparse[s] if sparse[i] != best.sparse[s] else better:
             best.match_probs[s], best.pose_mean[s] = match_probs[i], mean[i]
             best.pose_covariance[s], best.elbo[s] = covariance[i], elbo[i]
             best.sparse[s], best.converged[s] = sparse[i], converged[i]
