@@ -31,6 +31,9 @@ STARTS = {"uniform": starts.uniform, "poses": starts.poses}
 POOL = 512
 """Slots of a device; their state stays within the processor's cache."""
 
+ENTRIES = 1 << 23
+"""Entries of the match probabilities of all slots: large scenes get fewer slots."""
+
 SEGMENT = 8
 """Steps between two looks at which slots are done."""
 
@@ -153,7 +156,8 @@ def best_of_restarts(
 ) -> Best:
     """Work off all runs through one pool of slots and keep the best of each scene."""
     num_scenes, devices = len(scenes.points), engine.devices
-    width = min(POOL, 1 << (-(-num_scenes * restarts // devices) - 1).bit_length())
+    most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
+    width = min(most, 1 << (-(-num_scenes * restarts // devices) - 1).bit_length())
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
     queue = _Queue(num_scenes, restarts)
@@ -176,7 +180,7 @@ def best_of_restarts(
             pool = _empty(new, width * devices) if pool is None else pool
             pool = engine.insert(pool, new, places.reshape(-1))
         running = slots[..., 0] >= 0
-        if not len(queue) and running.sum() <= block * devices < width * devices == POOL * devices:
+        if not len(queue) and running.sum() <= block * devices < most * devices == width * devices:
             pool, slots, width = *_narrow(pool, slots, block), block
         pool = engine.advance(pool)
         jobs = slots.reshape(-1, 2)

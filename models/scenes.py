@@ -304,6 +304,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():  # a device would be replaced by a file
+            raise OSError(errno.EINVAL, "it is no ordinary file")
         with part.open("wb") as file:
             yield file
         os.replace(part, path)
