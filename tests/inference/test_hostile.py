@@ -3,6 +3,7 @@
 Most inputs never reach a method: a cheap one stands in for it, and notes what it was given.
 """
 
+import functools
 import json
 import os
 import re
@@ -13,18 +14,23 @@ import sys
 import zipfile
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from typer.testing import CliRunner
 
-from inference import cli, methods
+from inference import cavi, cli, exact, gibbs, methods, nuts, ransac, svi
 from inference.methods import infer
 from inference.result import Result
 from models.errors import InputError
 from models.generator import sample_scenes
+from models.likelihood import MatchedParts
+from models.match import PermutationMatch
 from models.scenes import SceneFile, load_scenes, make_scene, save_scenes
 
 ROOT = Path(__file__).parents[2]
@@ -281,6 +287,40 @@ def test_odd_precisions_are_refused(tmp_path, value):
         run("infer", tmp_path / "a.npz", *options),
         "precision must be (positive|at most 1e.12), got",
     )
+
+
+def odd_program(points, present, pose_mean=0.0, pose_variance=1.0, logit=0.0, precision=1e4):
+    """Two triangles with numbers that an edit may leave in a prior."""
+    parts = methods.templates(("triangle", "triangle"))
+    with numpyro.plate("object", 2):
+        covariance = pose_variance * jnp.eye(4)
+        pose = numpyro.sample("pose", dist.MultivariateNormal(jnp.full(4, pose_mean), covariance))
+    match = numpyro.sample("match", PermutationMatch(jnp.full((6, 6), logit)))
+    likelihood = MatchedParts(match, pose, parts, precision=precision, present=present)
+    numpyro.sample("points", likelihood, obs=points)
+
+
+@pytest.mark.parametrize("method", [cavi.run, exact.run, ransac.run, svi.run, nuts.run, gibbs.run])
+@pytest.mark.parametrize("name", ["pose_mean", "pose_variance", "logit", "precision"])
+def test_nan_in_a_program_is_named(method, name):
+    scene = make_scene(np.random.default_rng(0).normal(size=(6, 2)), 6)
+    words = {
+        "pose_mean": "MultivariateNormal distribution got invalid loc",
+        "pose_variance": "MultivariateNormal distribution got invalid covariance_matrix",
+        "logit": "PermutationMatch distribution got invalid logits",
+        "precision": "precision must be positive",
+    }
+    with pytest.raises(InputError, match=words[name]):
+        method(functools.partial(odd_program, **{name: np.nan}), scene)
+
+
+def test_nan_that_numpyro_lets_pass_is_named():
+    scene = make_scene(np.random.default_rng(0).normal(size=(6, 2)), 6)
+    with (
+        numpyro.distributions.distribution.validation_enabled(False),
+        pytest.raises(InputError, match=r"site 'pose': NaN among the numbers of its distribution"),
+    ):
+        cavi.run(functools.partial(odd_program, pose_mean=np.nan), scene)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
