@@ -42,7 +42,7 @@ class _Sentences(TyperGroup):
             _say(str(error))
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            print("interrupted; no output file was changed", file=sys.stderr)
+            print("interrupted; no file was left half written", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
 
