@@ -146,7 +146,8 @@ class Work:
         path, numbers = self.place(chunk), self.scenes_of(chunk)
         assert path is not None
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            # numpy does not close a file of its own that turns out to be damaged
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
             if not np.array_equal(arrays.pop("scene"), numbers):
                 raise ValueError("it is of other scenes")

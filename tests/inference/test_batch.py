@@ -374,6 +374,7 @@ def test_two_processes_make_one_manifest(path, tmp_path, cache):
     np.testing.assert_array_equal(all_of(stored, "match_probs"), plain.match_probs)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_what_can_be_gone_on_with(tmp_path, cache):
     path, out = tmp_path / "many.npz", tmp_path / "out"
     many = sample_scenes(4000, sigma=0.1, seed=2)
