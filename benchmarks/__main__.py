@@ -5,17 +5,29 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cavi, errors, exact, faces, growth, memory, methods, quality
+from benchmarks import (
+    cavi,
+    endurance,
+    errors,
+    exact,
+    faces,
+    growth,
+    memory,
+    methods,
+    quality,
+    throughput,
+)
 
 BENCHMARKS = {
     "cavi": cavi.rows,
+    "endurance": endurance.rows,
     "exact": exact.rows,
     "faces": faces.rows,
     "memory": memory.rows,
     "methods": methods.rows,
     "quality": quality.rows,
 }
-FIGURES = {"errors": errors.rows, "growth": growth.rows}
+FIGURES = {"errors": errors.rows, "growth": growth.rows, "throughput": throughput.rows}
 """These draw a picture of the documentation anew, and only run when they are named."""
 
 

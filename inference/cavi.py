@@ -66,6 +66,7 @@ def run(
     schedule: Schedule = _DEFAULT,
     fewest_points: float = 2.0,
     history: bool = False,
+    devices: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
     """Fit q(Z) q(Y) to one scene or to each of a batch, and keep the best of several restarts.
@@ -84,6 +85,7 @@ def run(
             many in all; it is started anew, up to four times for each restart, and others go before
             it. Zero lets every run pass.
         history: keep the ELBO's terms, beta, R and poses of each step of the best run.
+        devices: local devices that the runs are spread over.
         progress: called with (runs finished, runs in all) now and then.
     """
     began = time.perf_counter()
@@ -105,6 +107,7 @@ def run(
             projection=projection,
             schedule=schedule,
             fewest_points=fewest_points,
+            devices=devices,
             progress=progress,
         )
         result = presence.run(solve, program, scenes)
@@ -122,7 +125,7 @@ def run(
             "'sinkhorn' or 'bethe'"
         )
     layout = scenes.layout
-    engine = make_engine(program, projection, start, schedule, layout)
+    engine = make_engine(program, projection, start, schedule, layout, devices)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     number = Restarts(restarts, confirmations, fewest_points)
     best = best_of_restarts(engine, scenes, base_key, number, progress)
@@ -141,7 +144,8 @@ def run(
         details={"sparse": best.sparse, "attempt": best.attempt},
     )
     if history:
-        trace = _history(engine, scenes, base_key, best)
+        alone = make_engine(program, projection, start, schedule, layout)
+        trace = _history(alone, scenes, base_key, best)
         trace |= {name: trace[name] + constant for name in ("elbo", "match")}
         result = replace(result, history=trace)
     result = result if scene.is_batch else result.take(0)

@@ -1,5 +1,8 @@
 """The command line: `capsules`. Heavy imports wait until a command runs, so that help is quick."""
 
+import contextlib
+import errno
+import os
 import sys
 from typing import Any
 
@@ -18,6 +21,9 @@ from inference.commands.sample import sample
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes; 0 is success and 1 an error that is not the user's."""
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a system says when there is no room for an output."""
+
 
 class _Sentences(TyperGroup):
     """Commands whose bad input ends in one sentence on stderr, never in a traceback."""
@@ -25,16 +31,23 @@ class _Sentences(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except MemoryError:
+            _say("there is not enough memory for this; give fewer scenes, restarts or objects")
+            raise typer.Exit(BAD_INPUT) from None
         except ValueError as error:
             from models.errors import InputError
 
             if not isinstance(error, InputError):
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            _say(str(error))
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            print("interrupted; no output file was changed", file=sys.stderr)
+            print("interrupted; no file was left half written", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _say(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr)
 
 
 app = typer.Typer(
@@ -69,6 +82,9 @@ def capsules() -> None:
     Watch coordinate ascent find its objects:
       [cyan]capsules film scenes.npz --index 3 --out fit.gif[/cyan]
 
+    Infer every scene of a file of any size, and go on after an interruption:
+      [cyan]capsules infer scenes.npz --all --out answers[/cyan]
+
     Measure a method on all of them, and make the tables of the paper:
       [cyan]capsules evaluate scenes.npz --method ransac[/cyan]
       [cyan]capsules reproduce table1[/cyan]
@@ -76,8 +92,8 @@ def capsules() -> None:
     [bold]Exit codes[/bold]
 
     0 success; 2 input that cannot be used, with one sentence on stderr about
-    what was given, what was wanted and what to do; 130 interrupted. Output
-    files are written whole or not at all.
+    what was given, what was wanted and what to do; 130 interrupted; 1 an error
+    of the program itself. Output files are written whole or not at all.
     """
 
 
@@ -88,7 +104,18 @@ app.add_typer(faces.app, name="faces")
 
 def main() -> None:
     """The entry point of `capsules`."""
-    app(prog_name="capsules")
+    try:
+        try:
+            app(prog_name="capsules")
+        finally:
+            sys.stdout.flush()  # what cannot be written is found out here, and not at the very end
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _say(f"cannot write ({error.strerror}); make room, or write to another place")
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BAD_INPUT)
 
 
 if __name__ == "__main__":

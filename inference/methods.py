@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from inference import cavi, exact, gibbs, nuts, ransac, svi
 from inference.result import Result
 from models.constellation import (
@@ -18,7 +20,7 @@ from models.constellation import (
 from models.errors import InputError
 from models.reading import Program
 from models.scenes import Scene, check_scene
-from models.templates import Parts, shapes, stack
+from models.templates import SHAPES, Parts, shapes, stack
 
 MatchPrior = Literal["doubly_stochastic", "permutation", "mixture"]
 Progress = Callable[[int, int], None]
@@ -64,10 +66,19 @@ def _gibbs(program: Program, scene: Scene, seed: int, progress: Progress | None)
     return gibbs.run(program, scene, seed, progress=progress, **budget)
 
 
+MAX_PRECISION = 1e12
+"""Beyond it the digits of a float no longer tell points apart."""
+
+MAX_PARTS = 512
+"""Parts of all objects of the command line's programs together."""
+
+FARTHEST, NEAREST = 1e4, 1e-6
+"""Coordinates that scenes may have, at most and as the largest of all; the model thinks of 1."""
+
 _ASCENT = frozenset(
-    {"restarts", "confirmations", "start", "projection", "schedule", "fewest_points"}
+    {"restarts", "confirmations", "start", "projection", "schedule", "fewest_points", "devices"}
 )
-_RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover"})
+_RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover", "devices"})
 
 METHODS: dict[str, Method] = {
     "ds": Method(_coordinate_ascent, "doubly_stochastic", _ASCENT),
@@ -150,6 +161,13 @@ def program_of(
 @functools.cache
 def templates(objects: tuple[str, ...] | None = None) -> Parts:
     """Templates of the named shapes, or the program's own."""
+    num_parts = 0 if objects is None else sum(len(SHAPES[name]) for name in objects)
+    if num_parts > MAX_PARTS:
+        raise InputError(
+            f"the shapes have {num_parts:,} parts in all, more than the {MAX_PARTS:,} that are "
+            f"taken: a match of them is {8 * num_parts**2 / 2**30:,.1f} GiB for each run of each "
+            "scene; cut the scene into smaller ones"
+        )
     return PARTS if objects is None else stack(shapes(*objects))
 
 
@@ -170,18 +188,53 @@ def infer(
     The first arguments are as in `program_of`; `options` are those of the method, such as
     `restarts`, and go before what the preset says.
     """
+    given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    program = check_options(method, seed, preset=preset, **given, **options)
+    parts = templates(None if objects is None else tuple(objects))
+    scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
+    settings = PRESETS[preset].get(method, Preset({})).options | options
+    return METHODS[method].run(program, scene, seed, progress, **settings)
+
+
+def check_options(
+    method: str,
+    seed: int,
+    *,
+    objects: Sequence[str] | None = None,
+    precision: float | None = None,
+    prior: str = "uniform",
+    preset: str = "default",
+    **options: Any,
+) -> Program:
+    """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
+    if seed >= 1 << 63:
+        raise InputError(f"the seed must be less than 2^63, got {seed}; try 0")
+    if precision is not None and precision > MAX_PRECISION:
+        raise InputError(
+            f"the precision must be at most {MAX_PRECISION:g}, got {precision}; it is one over the "
+            "variance of a point, 1e4 by default"
+        )
     program = program_of(method, objects, precision, prior, preset)
     if unknown := set(options) - METHODS[method].options:
         raise InputError(
             f"the method {method} has no option {min(unknown)!r}; leave it out, or choose a method "
             "that has it"
         )
-    parts = templates(None if objects is None else tuple(objects))
-    scene = check_scene(scene, parts.num_parts, parts.num_features)
-    given = PRESETS[preset].get(method, Preset({})).options | options
-    return METHODS[method].run(program, scene, seed, progress, **given)
+    return program
+
+
+def _check_scale(scene: Scene) -> Scene:
+    """The scene, unless its units are none that the templates and priors could be meant for."""
+    largest = float(np.abs(scene.points).max())
+    if largest > FARTHEST or 0 < largest < NEAREST:
+        raise InputError(
+            f"the largest coordinate is {largest:.3g}, but objects of the model have sizes and "
+            f"places of about 1, and noise of about 0.01; scale the points to about -1 to 1 (at "
+            f"most {FARTHEST:g}, and not all below {NEAREST:g})"
+        )
+    return scene
 
 
 @functools.lru_cache(maxsize=32)  # a method compiles once for each program, told apart by identity

@@ -3,7 +3,8 @@
 Every run (a scene and a restart) goes its own way: its own annealing parameter, its own end. A
 fixed number of slots is stepped together; finished runs leave and waiting ones take their slots. So
 nothing is computed after convergence, nothing is recompiled when the number of points or scenes
-changes, and memory depends on the pool and not on the batch.
+changes, and memory depends on the pool and not on the batch. With several devices each has slots of
+its own, and steps them by itself.
 """
 
 import functools
@@ -18,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from guides.projections import PROJECTIONS
 from inference import starts
 from inference.ascent import Schedule, State, begin, step
+from inference.devices import mesh_of, sharded
 from inference.restarts import Restarts, Rounds
 from inference.starts import Start, Structure
 from models import AnyArray
@@ -28,10 +30,17 @@ from models.scenes import Layout, Scene
 STARTS = {"uniform": starts.uniform, "poses": starts.poses}
 
 POOL = 512
-"""Slots; their state stays within the processor's cache."""
+"""Slots of a device; their state stays within the processor's cache."""
+
+ENTRIES = 1 << 23
+"""Entries of the match probabilities of all slots: large scenes get fewer slots."""
 
 SEGMENT = 8
 """Steps between two looks at which slots are done."""
+
+
+TIE = 1e-6
+"""Nats between ELBOs that count as the same: how runs are put into slots changes less."""
 
 
 class Pool(NamedTuple):
@@ -46,12 +55,14 @@ class Engine(NamedTuple):
 
     structure: Structure
     start: Callable[[Conjugate, Array, Array], Pool]
-    """New runs from the pieces of scenes, random keys and solutions to keep some objects of."""
+    """New runs from the pieces of scenes, random keys and, scenes last, solutions to keep some
+    objects of."""
     advance: Callable[[Pool], Pool]
     """Some steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
     insert: Callable[[Pool, Pool, AnyArray], Pool]
-    """New runs into the given slots; slots beyond the pool are dropped."""
+    """New runs into the given slots of their device; slots beyond its last are dropped."""
+    devices: int
     read: Callable[[Scene], Conjugate]
 
     def launch(
@@ -64,7 +75,8 @@ class Engine(NamedTuple):
         """
         if known is None:
             known = np.zeros((*scenes.present.shape, scenes.present.shape[1]))
-        return self.start(self.read(Scene(**scenes.observed)), keys, jnp.asarray(known))
+        known = jnp.moveaxis(jnp.asarray(known), 0, -1)
+        return self.start(self.read(Scene(**scenes.observed)), keys, known)
 
 
 def engine(
@@ -73,42 +85,45 @@ def engine(
     start: str,
     schedule: Schedule,
     layout: Layout,
+    devices: int = 1,
 ) -> Engine:
     """For a program; of what is compiled, only its `read` is its own."""
-    steps = _compiled(skeleton(program, layout), projection_name, start, schedule)
+    steps = _compiled(skeleton(program, layout), projection_name, start, schedule, devices)
     return steps(reader(program, layout))
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled(
-    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule
+    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule, devices: int
 ) -> Callable[[Callable[[Scene], Conjugate]], Engine]:
     """An engine without its reader. Each part is compiled once for each width of the pool."""
     structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
+    compiled = functools.partial(sharded, mesh=mesh_of(devices))
 
-    @jax.jit
+    @compiled
     def launch(model: Conjugate, keys: Array, known: Array) -> Pool:
         def make_start(model: Conjugate, key: Array, known: Array) -> Start:
             limits = (schedule.beta_start, schedule.beta_max)
             return STARTS[start](key, model, structure, *limits, known)
 
-        state = begin(model, projection, map_scenes(make_start, model, keys, known, axis=-1))
+        others = (keys, jnp.moveaxis(known, -1, 0))
+        state = begin(model, projection, map_scenes(make_start, model, *others, axis=-1))
         return Pool(model, state)
 
-    @jax.jit
+    @compiled
     def advance(pool: Pool) -> Pool:
         def one(_: int, state: State) -> State:
             return step(pool.model, structure, projection, state, schedule)
 
         return pool._replace(state=jax.lax.fori_loop(0, SEGMENT, one, pool.state))
 
-    @jax.jit
+    @compiled
     def advance_one(pool: Pool) -> Pool:
         new = step(pool.model, structure, projection, pool.state, schedule)
         return pool._replace(state=new)
 
-    @jax.jit
+    @compiled
     def insert(pool: Pool, new: Pool, slots: Int[Array, " new"]) -> Pool:
         def put(old: Array, x: Array) -> Array:
             shared = old.shape[-1:] != pool.state.done.shape
@@ -116,7 +131,7 @@ def _compiled(
 
         return jax.tree.map(put, pool, new)
 
-    return functools.partial(Engine, structure, launch, advance, advance_one, insert)
+    return functools.partial(Engine, structure, launch, advance, advance_one, insert, devices)
 
 
 class Ended(NamedTuple):
@@ -149,41 +164,67 @@ def best_of_restarts(
     progress: Callable[[int, int], None] | None,
 ) -> Ended:
     """Work off all runs through one pool of slots and keep the best of each scene."""
+    devices = engine.devices
     rounds = Rounds(len(scenes.points), restarts)
-    width = min(POOL, 1 << (len(rounds.waiting) - 1).bit_length())
+    most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
+    width = min(most, 1 << (-(-len(rounds.waiting) // devices) - 1).bit_length())
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
     known = best.match_probs.copy()  # the best solution of the rounds before
-    slots = np.full((width, 2), -1)  # scene and attempt of the run in each slot; -1 if it is free
+    # Scene and attempt of the run in each slot of each device; -1 if it is free.
+    slots = np.full((devices, width, 2), -1)
     pool: Any = None
+
+    def kept(runs: Int[np.ndarray, "runs 2"]) -> Float[np.ndarray, "runs N N"]:
+        return known[runs[:, 0]] * rounds.keeps(runs)[:, None, None]
+
     while rounds.waiting or (slots >= 0).any():
-        free = np.flatnonzero(slots[:, 0] < 0)
-        while rounds.waiting and len(free) >= min(block, len(rounds.waiting)):
-            runs = rounds.take(block)
-            taken, free = free[: len(runs)], free[len(runs) :]
-            slots[taken] = runs
-            padded = np.resize(runs, (block, 2))
-            kept = known[padded[:, 0]] * rounds.keeps(padded)[:, None, None]
-            new = engine.launch(scenes.take(padded[:, 0]), run_keys(base_key, padded), kept)
-            places = np.r_[taken, np.full(block - len(runs), width)]  # the padding is dropped
-            pool = engine.insert(_empty(new, width) if pool is None else pool, new, places)
-        if not rounds.waiting and (slots[:, 0] >= 0).sum() <= block < width == POOL:
+        while rounds.waiting:
+            rank, device, slot = _free(slots[..., 0], block)
+            if len(rank) < min(block * devices, len(rounds.waiting)):
+                break
+            runs = rounds.take(len(rank))
+            rank, device, slot = (x[: len(runs)] for x in (rank, device, slot))
+            slots[device, slot] = runs
+            padded = np.resize(runs, (devices, block, 2))
+            places = np.full((devices, block), width)  # the padding is dropped
+            padded[device, rank], places[device, rank] = runs, slot
+            padded = padded.reshape(-1, 2)
+            keys = run_keys(base_key, padded)
+            new = engine.launch(scenes.take(padded[:, 0]), keys, kept(padded))
+            pool = _empty(new, width * devices) if pool is None else pool
+            pool = engine.insert(pool, new, places.reshape(-1))
+        running = int((slots[..., 0] >= 0).sum())
+        if not rounds.waiting and running <= block * devices < most * devices == width * devices:
             pool, slots, width = *_narrow(pool, slots, block), block
         pool = engine.advance(pool)
-        done = np.flatnonzero(np.asarray(pool.state.done) & (slots[:, 0] >= 0))
+        jobs = slots.reshape(-1, 2)
+        done = np.flatnonzero(np.asarray(pool.state.done) & (jobs[:, 0] >= 0))
         if len(done):
-            runs = slots[done]
-            kept = known[runs[:, 0]] * rounds.keeps(runs)[:, None, None]
-            present = scenes.present[runs[:, 0]]
-            limits = (engine.structure, present, restarts.fewest_points)
-            ended = _ended(pool.state, done, runs[:, 1], kept, *limits)
+            runs = jobs[done]
+            limits = (engine.structure, scenes.present[runs[:, 0]], restarts.fewest_points)
+            ended = _ended(pool.state, done, runs[:, 1], kept(runs), *limits)
             _keep_best(best, ended, runs[:, 0])
             again = rounds.finish(runs, ended.elbo, ended.sparse)
             known[again] = best.match_probs[again]
-            slots[done] = -1
+            jobs[done] = -1
             if progress is not None:
                 progress(rounds.finished, int(rounds.foreseen.sum()))
     return best
+
+
+def _free(
+    scene: Int[np.ndarray, "devices width"], block: int
+) -> tuple[Int[np.ndarray, " free"], Int[np.ndarray, " free"], Int[np.ndarray, " free"]]:
+    """Slots that are free, at most a block on each device: rank among them, device, and number.
+
+    Ordered by rank, so that the devices are filled evenly.
+    """
+    device, slot = np.nonzero(scene < 0)
+    rank = np.arange(len(device)) - np.searchsorted(device, device)
+    order = np.argsort(rank, kind="stable")
+    order = order[rank[order] < block]
+    return rank[order], device[order], slot[order]
 
 
 def _empty(like: Pool, width: int) -> Pool:
@@ -198,16 +239,18 @@ def _empty(like: Pool, width: int) -> Pool:
 
 
 def _narrow(
-    pool: Pool, slots: Int[np.ndarray, "wide 2"], width: int
-) -> tuple[Pool, Int[np.ndarray, "width 2"]]:
-    """Move the last runs into a pool with fewer slots."""
-    active = np.flatnonzero(slots[:, 0] >= 0)
-    kept = np.resize(active, width)
+    pool: Pool, slots: Int[np.ndarray, "devices wide 2"], width: int
+) -> tuple[Pool, Int[np.ndarray, "devices width 2"]]:
+    """Move the last runs into a pool with fewer slots, through the host: they are few."""
+    devices, jobs = len(slots), slots.reshape(-1, 2)
+    active = np.flatnonzero(jobs[:, 0] >= 0)
+    kept = np.resize(active, width * devices)
     wide = pool.state.done.shape
-    pool = jax.tree.map(lambda x: x[..., kept] if x.shape[-1:] == wide else x, pool)
-    free = np.arange(width) >= len(active)
+    pool = jax.tree.map(lambda x: np.asarray(x)[..., kept] if x.shape[-1:] == wide else x, pool)
+    free = np.arange(len(kept)) >= len(active)
     state = pool.state._replace(done=pool.state.done | free)
-    return pool._replace(state=state), np.where(free[:, None], -1, slots[kept])
+    left = np.where(free[:, None], -1, jobs[kept])
+    return pool._replace(state=state), left.reshape(devices, width, 2)
 
 
 def _nothing_yet(scenes: Scene, engine: Engine) -> Ended:
@@ -255,11 +298,14 @@ def _ended(
 def _keep_best(best: Ended, ended: Ended, scene: Int[np.ndarray, " runs"]) -> None:
     """Put runs in the place of the best of their scenes, where they are better.
 
-    Chosen by the ELBO alone, among runs that are not sparse if there are any.
+    Chosen by the ELBO alone, among runs that are not sparse if there are any. Of runs that end in
+    the same ELBO, as those do that name identical objects differently, it is the first attempt.
     """
     for i in np.argsort(ended.attempt, kind="stable"):
         s = scene[i]
-        if (not ended.sparse[i], ended.elbo[i]) > (not best.sparse[s], best.elbo[s]):
+        ahead = ended.elbo[i] - best.elbo[s]
+        better = ahead > TIE or (ahead >= -TIE and ended.attempt[i] < best.attempt[s])
+        if best.sparse[s] if ended.sparse[i] != best.sparse[s] else better:
             for known, new in zip(best, ended, strict=True):
                 known[s] = new[i]
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference import starts
 from inference.cover import Candidates, best_cover, promises, sequential_cover
+from inference.devices import mesh_of, sharded
 from inference.hypotheses import (
     Hypotheses,
     Settings,
@@ -88,6 +89,7 @@ def run(
     cover: Literal["exact", "partial", "sequential"] = "exact",
     features: int | None = None,
     fewest_points: int | None = None,
+    devices: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
     """Explain one scene, or each of a batch, by objects that some of its points suggest.
@@ -111,6 +113,7 @@ def run(
             by default. For oriented parts with an appearance, 4.
         fewest_points: that an object has; by default more than fix its pose and, with "sequential",
             more than half of its parts.
+        devices: local devices that the scenes are spread over.
         progress: called with (scenes finished, scenes in all) now and then.
     """
     began = time.perf_counter()
@@ -126,15 +129,16 @@ def run(
             "are missing; use the method ds"
         )
     settings = Settings(bases, float(tolerance), refit, cost, cover, features, fewest_points)
-    solve, owner = _solver(skeleton(program, scenes.layout), settings)
+    solve, owner = _solver(skeleton(program, scenes.layout), settings, devices)
     read_scenes = reader(program, scenes.layout)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     count = len(scenes.points)
     keys = jax.vmap(lambda i: jax.random.fold_in(base_key, i))(jnp.arange(count))
     outputs = []
-    for start in range(0, count, _CHUNK):
-        some = np.arange(start, min(start + _CHUNK, count))
-        padded = np.resize(some, _CHUNK if count > 1 else 1)
+    at_a_time = _CHUNK * devices
+    for start in range(0, count, at_a_time):
+        some = np.arange(start, min(start + at_a_time, count))
+        padded = np.resize(some, at_a_time if count > 1 else devices)
         found = solve(read_scenes(Scene(**scenes.take(padded).observed)), keys[padded])
         outputs.append(jax.tree.map(np.asarray, found))
         if progress is not None:
@@ -147,7 +151,7 @@ def run(
 
 @functools.lru_cache(maxsize=32)
 def _solver(
-    skeleton: Skeleton, settings: Settings
+    skeleton: Skeleton, settings: Settings, devices: int
 ) -> tuple[Callable[[Conjugate, Array], Found], Int[np.ndarray, " N"]]:
     """Compiled once for each skeleton of a program and choice of settings."""
     plan = make_plan(skeleton, settings.bases)
@@ -155,7 +159,7 @@ def _solver(
     def explain_one(model: Conjugate, key: Array) -> Found:
         return explain(key, model, plan, settings)
 
-    @jax.jit
+    @functools.partial(sharded, mesh=mesh_of(devices), out_axis=0)
     def solve(model: Conjugate, keys: Array) -> Found:
         return map_scenes(explain_one, model, keys)
 

@@ -9,6 +9,9 @@ from scipy.optimize import linear_sum_assignment
 from inference.result import Result
 from models.reading import Program, read
 
+_ANY_ANGLE = np.pi / np.sqrt(3)
+"""Standard deviation of an angle that is uniform on the circle."""
+
 
 class Similarity(NamedTuple):
     """Where an object is, and the standard deviation of each number."""
@@ -92,13 +95,14 @@ def similarity_of(
 ) -> Similarity:
     """Translation, scale and angle of a pose (t_x, t_y, s cos a, s sin a).
 
-    The standard deviations are those of the linearised map (the delta method).
+    The standard deviations are those of the linearised map (the delta method); that of an angle is
+    at most the one of an angle of which nothing is known.
     """
     cosine, sine = mean[2:]
     scale = float(np.hypot(cosine, sine))
     sd = np.sqrt(np.diag(covariance))
-    along = np.array([cosine, sine]) / max(scale, 1e-300)
-    across = np.array([-sine, cosine]) / max(scale, 1e-300) ** 2
+    along = np.array([cosine, sine]) / scale if scale > 0 else np.array([1.0, 0.0])
+    across = np.array([-along[1], along[0]])
     block = covariance[2:, 2:]
     return Similarity(
         translation=mean[:2],
@@ -106,5 +110,5 @@ def similarity_of(
         angle=float(np.arctan2(sine, cosine)),
         translation_sd=sd[:2],
         scale_sd=float(np.sqrt(along @ block @ along)),
-        angle_sd=float(np.sqrt(across @ block @ across)),
+        angle_sd=min(float(np.sqrt(across @ block @ across)) / max(scale, 1e-300), _ANY_ANGLE),
     )

@@ -43,6 +43,16 @@ def check_program(program: Program, scene: Scene) -> None:
             f"the program does not take the scene's {', '.join(scene.observed)} ({error}); a "
             "program is a function of `points` and `present`"
         ) from error
+    except ValueError as error:  # NumPyro on numbers that a distribution cannot have
+        raise InputError(
+            f"the program cannot be run ({error}); look for NaN, or a number out of range, in it"
+        ) from error
+    for name, site in sites.items():
+        if site["type"] == "sample" and _has_nan(site["fn"]):
+            raise InputError(
+                f"site {name!r}: NaN among the numbers of its distribution, wanted "
+                "numbers; look for a division by zero or a root of a negative number in it"
+            )
     likelihood = sites["points"]["fn"] if "points" in sites else None
     if isinstance(likelihood, MatchedParts):
         check_scene(scene, *likelihood.event_shape)
@@ -146,6 +156,11 @@ def _is_mixture_of(prior: Distribution, part_probs: dict[str, Any]) -> bool:
         return False
     logits, wanted = np.asarray(prior.logits), np.log(np.asarray(part_probs["value"]))
     return bool(np.allclose(logits, np.broadcast_to(wanted, logits.shape), atol=1e-9))
+
+
+def _has_nan(distribution: Distribution) -> bool:
+    leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(distribution))
+    return any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in leaves)
 
 
 def _same(first: Any, second: Any) -> bool:

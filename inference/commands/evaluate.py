@@ -3,14 +3,19 @@
 import json
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inference.commands import scale
 from inference.commands.shared import PAPER_SHAPES, keep_compiled_code, shape_names
 
 if TYPE_CHECKING:
+    from inference.batch import Work
     from inference.result import Result
 
 COMPILATION = "/jax/core/compile/"
@@ -48,6 +53,17 @@ def evaluate(
         Path | None,
         typer.Option("--json", metavar="FILE", help="The numbers as JSON; - for standard output."),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the answers there, to go on after an interruption; or take those of "
+            "`capsules infer --all`.",
+        ),
+    ] = None,
+    chunk: scale.Chunk = None,
+    devices: scale.Devices = 1,
+    fresh: scale.Fresh = False,
 ) -> None:
     """Measure a method on the scenes of a file, under both protocols.
 
@@ -55,7 +71,8 @@ def evaluate(
     by. [bold]slots[/bold] is that of the paper's main table, where an object has to be in
     its own place among identical ones. sa is segmentation accuracy, ari the
     adjusted Rand index, vi the variation of information (nats, lower is
-    better); each with its standard error over scenes.
+    better); each with its standard error over scenes. A file may have any number of
+    scenes: they are read and worked off in chunks.
 
     [bold]Examples[/bold]
 
@@ -64,98 +81,120 @@ def evaluate(
       [cyan]capsules evaluate scenes.npz --method exact --json -[/cyan]
     """
     from models.errors import InputError
-    from models.scenes import load_scenes, whole_file
+    from models.scenes import SceneFile, whole_file
 
     if limit is not None and limit < 1:
         raise InputError(f"the limit must be 1 or more, got {limit}; leave it out for all scenes")
     keep_compiled_code()
-    from inference import methods
+    from inference.batch import Job, Work
+    from inference.methods import check_options
 
     names = shape_names(shapes)
     objects = None if shapes == PAPER_SHAPES else tuple(names)
-    options: dict[str, Any] = {} if restarts is None else {"restarts": restarts}
-    common: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
-    methods.program_of(method, preset=preset, **common)  # before the file: a bad name is cheap
-    scenes = load_scenes(file, limit=limit)
-    if scenes.object is None:
-        raise InputError(
-            f"{file} has no `object`, so there is no truth to compare with; `capsules infer` takes "
-            "scenes without it"
-        )
-    result, seconds = _timed(method, scenes, seed, preset=preset, **common, **options)
-    numbers = {"method": method, "prior": prior, "preset": preset} | measure(result)
-    numbers["seconds_per_scene"] = seconds / len(scenes.points)
+    options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    job = Job(method, seed, options, devices)
+    check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap
+    with SceneFile(file) as scenes:
+        if not scenes.has_truth:
+            raise InputError(
+                f"{file} has no `object`, so there is no truth to compare with; `capsules infer` "
+                "takes scenes without it"
+            )
+        work = Work(job, scenes, out, chunk=chunk, limit=limit, fresh=fresh)
+        scale.say_what_is_kept(work, work.share())
+        with Stopwatch() as watch:
+            numbers = measure(_results(work, watch))
+        work.finish()
+    numbers = {"method": method, "prior": prior, "preset": preset} | numbers
+    numbers["seconds_per_scene"] = watch.seconds / watch.scenes if watch.scenes else None
     if json_file is not None and str(json_file) != "-":
-        with whole_file(json_file) as out:
-            out.write((json.dumps(numbers, indent=2) + "\n").encode())
+        with whole_file(json_file) as written:
+            written.write((json.dumps(numbers, indent=2) + "\n").encode())
     if str(json_file) == "-":
         sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
     else:
         _print(numbers)
 
 
-def measure(result: "Result") -> dict[str, Any]:
-    """Means, standard errors and bootstrap intervals of a result for scenes with a truth."""
+def measure(results: Iterable["Result"]) -> dict[str, Any]:
+    """Means, standard errors and bootstrap intervals of results for scenes with a truth.
+
+    Of each result only the numbers of its scenes are kept: eight metrics and the bound.
+    """
     import numpy as np
 
-    from inference.metrics import score, summarise
+    from inference.metrics import METRICS, PROTOCOLS, score, summarise
 
-    numbers: dict[str, Any] = {"scenes": len(result)}
-    found = {
-        protocol: {name: summarise(values) for name, values in scores.items()}
-        for protocol, scores in score(result).items()
-    }
+    kept: dict[str, list[np.ndarray]] = defaultdict(list)
+    for result in results:
+        for protocol, scores in score(result).items():
+            for name, values in scores.items():
+                kept[f"{protocol} {name}"].append(values)
+        for name in ("converged", "elbo", "log_evidence"):
+            if getattr(result, name) is not None:
+                kept[name].append(getattr(result, name))
+    all_scenes = {name: np.concatenate(values) for name, values in kept.items()}
+    count = len(all_scenes["converged"])
+    found = {p: {m: summarise(all_scenes[f"{p} {m}"]) for m in METRICS} for p in PROTOCOLS}
+    numbers: dict[str, Any] = {"scenes": count}
     for protocol, metrics in found.items():
         numbers[protocol] = {name: summary.mean for name, summary in metrics.items()}
     spread: dict[str, Any] = {"standard_error": 1, "interval": slice(2, 4)}
     for key, fields in spread.items():
         numbers[key] = {
             protocol: {
-                name: None if len(result) == 1 else summary[fields]  # of one scene there is none
+                name: None if count == 1 else summary[fields]  # of one scene there is none
                 for name, summary in metrics.items()
             }
             for protocol, metrics in found.items()
         }
-    for name in ("elbo", "log_evidence"):
-        value = getattr(result, name)
-        if value is not None:
-            numbers[name] = float(np.mean(value))
-    return numbers | {"converged": float(np.mean(result.converged))}
+    for name in ("elbo", "log_evidence", "converged"):
+        if name in all_scenes:
+            numbers[name] = float(np.mean(all_scenes[name]))
+    return numbers
 
 
-def _timed(method: str, scenes: Any, seed: int, **options: Any) -> tuple["Result", float]:
-    """The result, and the seconds that it took less those that JAX spent compiling."""
-    import jax
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+class Stopwatch:
+    """Seconds of what was computed, less those that JAX spent compiling."""
 
-    from inference.methods import infer
+    def __init__(self) -> None:
+        self.seconds, self.scenes, self._compiling = 0.0, 0, 0.0
 
-    spent = [0.0]
+    def __enter__(self) -> "Stopwatch":
+        import jax
 
-    def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        jax.monitoring.register_event_duration_secs_listener(self._compiled)
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        import jax
+
+        jax.monitoring.unregister_event_duration_listener(self._compiled)
+
+    def time(self, compute: Callable[[], "Result"]) -> "Result":
+        """Call it and count its time."""
+        began, compiling = time.perf_counter(), self._compiling
+        result = compute()
+        self.seconds += time.perf_counter() - began - (self._compiling - compiling)
+        self.seconds, self.scenes = max(self.seconds, 0.0), self.scenes + len(result)
+        return result
+
+    def _compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.startswith(COMPILATION):
-            spent[0] += duration_secs
+            self._compiling += duration_secs
 
-    jax.monitoring.register_event_duration_secs_listener(compiled)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    quiet = not console.is_terminal
-    try:
-        with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-            task = bar.add_task(f"{method} on {len(scenes.points)} scenes", total=None)
-            began = time.perf_counter()
-            result = infer(
-                method,
-                scenes,
-                seed,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-                **options,
-            )
-            seconds = time.perf_counter() - began
-    finally:
-        jax.monitoring.unregister_event_duration_listener(compiled)
-    return result, max(seconds - spent[0], 0.0)
+
+def _results(work: "Work", watch: Stopwatch) -> Iterator["Result"]:
+    """The answers of all chunks, computed or read, with a bar on the terminal."""
+    with scale.progress_of_scenes(len(work.numbers)) as report:
+        for chunk in work.share():
+            progress = report(work, chunk)
+            if work.is_done(chunk):
+                yield work.load(chunk)
+                progress(1, 1)
+            else:
+                yield watch.time(partial(work.run, chunk, progress))
 
 
 def _print(numbers: dict[str, Any]) -> None:
@@ -181,5 +220,6 @@ def _print(numbers: dict[str, Any]) -> None:
     for name, what in (("elbo", "ELBO"), ("log_evidence", "log evidence")):
         if name in numbers:
             console.print(f"mean {what} {numbers[name]:.3f} nats", highlight=False)
-    milliseconds = 1e3 * numbers["seconds_per_scene"]
-    console.print(f"{milliseconds:.3g} ms a scene, compilation apart", highlight=False)
+    if numbers["seconds_per_scene"] is not None:
+        milliseconds = 1e3 * numbers["seconds_per_scene"]
+        console.print(f"{milliseconds:.3g} ms a scene, compilation apart", highlight=False)

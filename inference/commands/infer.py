@@ -1,4 +1,4 @@
-"""`capsules infer`: the objects of one scene."""
+"""`capsules infer`: the objects of one scene, or of every scene of a file."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inference.commands import scale
 from inference.commands.points import read_scene
 from inference.commands.shared import PAPER_SHAPES, check_picture_format, keep_compiled_code
 from inference.commands.shared import shape_names as names_of
@@ -24,6 +25,12 @@ def infer(
     prior: Annotated[
         str, typer.Option(help="The prior over matches: uniform (the paper's) or presence.")
     ] = "uniform",
+    preset: Annotated[
+        str, typer.Option(help="Settings of the method: default, paper or published.")
+    ] = "default",
+    restarts: Annotated[
+        int | None, typer.Option(help="Runs for each scene.", show_default="the preset's own")
+    ] = None,
     index: Annotated[
         int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
     ] = 0,
@@ -42,19 +49,58 @@ def infer(
         Path | None,
         typer.Option("--json", metavar="FILE", help="The answer as JSON; - for standard output."),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Infer every scene of a scene file, into --out.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder for the answers of --all.")
+    ] = None,
+    chunk: scale.Chunk = None,
+    devices: scale.Devices = 1,
+    fresh: scale.Fresh = False,
+    coordinator: scale.Coordinator = None,
+    process: scale.Process = None,
+    processes: scale.Processes = None,
 ) -> None:
     """Infer one scene: the objects in it, where they are, and which point is which part.
 
     Poses are those given the most probable match, as translation, scale and
     angle (degrees, clockwise when y points up) with a standard deviation each.
 
+    With [bold]--all[/bold] every scene of a file of any size is worked off in bounded memory;
+    the answers go to DIR as they come, and the same command goes on after an
+    interruption. docs/scale.md says what is in DIR and how several devices or
+    machines share the work.
+
     [bold]Examples[/bold]
 
       [cyan]capsules infer scenes.npz --index 3[/cyan]
       [cyan]capsules infer points.csv --method ransac --plot objects.png[/cyan]
       [cyan]capsules infer points.json --method exact --json -[/cyan]
+      [cyan]capsules infer scenes.npz --all --restarts 5 --out answers[/cyan]
     """
+    from models.errors import InputError
     from models.scenes import whole_file
+
+    names = names_of(shapes)
+    objects = None if shapes == PAPER_SHAPES else tuple(names)
+    options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    if every:
+        if (index, plot, json_file) != (0, None, None):
+            raise InputError(
+                "--index, --plot and --json are for one scene; leave them or --all out"
+            )
+        place = scale.folder_of(out)
+        keep_compiled_code()
+        number = scale.check_processes(coordinator, process, processes)
+        _infer_all(file, place, (method, seed, options, devices), chunk, fresh, number)
+        return
+    if (out, chunk, coordinator, process, processes) != (None,) * 5 or fresh or devices != 1:
+        raise InputError(
+            "--out, --chunk, --devices, --fresh, --coordinator, --process and --processes are for "
+            "many scenes; give --all too, or leave them out"
+        )
 
     if plot is not None:
         check_picture_format(plot)
@@ -62,26 +108,44 @@ def infer(
     from inference import methods
     from inference.plots import object_names, plot_demo
 
-    names = names_of(shapes)
-    objects = None if shapes == PAPER_SHAPES else tuple(names)
     parts = methods.templates(objects)
-    methods.program_of(method, objects, precision, prior)  # before the file: a bad name is cheap
+    program = methods.program_of(method, objects, precision, prior, preset)  # a bad name is cheap
     scene = read_scene(file, index, parts.num_parts)
-    options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     result = methods.infer(method, scene, seed, **options)
-    program = methods.program_of(method, objects, precision, prior)
     answer = describe(result, program, object_names(names)) | {"prior": prior}
     if plot is not None:
         with whole_file(plot) as picture:
             figure = plot_demo([result], parts, object_names(names))
             figure.savefig(picture, dpi=110, format=plot.suffix[1:].lower())
     if json_file is not None and str(json_file) != "-":
-        with whole_file(json_file) as out:
-            out.write((json.dumps(answer, indent=2) + "\n").encode())
+        with whole_file(json_file) as written:
+            written.write((json.dumps(answer, indent=2) + "\n").encode())
     if str(json_file) == "-":
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
         _print(answer, result.status)
+
+
+def _infer_all(
+    file: Path,
+    folder: Path,
+    asked: tuple[str, int, dict[str, Any], int],
+    chunk: int | None,
+    fresh: bool,
+    number: tuple[int, int],
+) -> None:
+    from inference.batch import MANIFEST, Job, Work
+    from inference.methods import check_options
+    from models.scenes import SceneFile
+
+    job = Job(*asked)
+    check_options(job.method, job.seed, **job.all_options)
+    with SceneFile(file) as scenes:
+        work = Work(job, scenes, folder, chunk=chunk, fresh=fresh)
+        share = work.share(*number)
+        scale.say_what_is_kept(work, share)
+        if not scale.work_off(work, share):
+            print(f"Wrote {len(work.numbers):,} scenes in {len(work)} parts: {folder / MANIFEST}.")
 
 
 def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, Any]:

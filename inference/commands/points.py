@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from models.scenes import Scene
 
 
+MAX_BYTES = 1 << 26
+"""Size of a text file beyond which it cannot be one scene."""
+
+
 def read_scene(path: Path, index: int, num_parts: int) -> "Scene":
     """A single scene, padded to the parts of the program.
 
@@ -26,7 +30,14 @@ def read_scene(path: Path, index: int, num_parts: int) -> "Scene":
 
 
 def _from_csv(path: Path) -> Any:
-    rows = [row for row in csv.reader(_text(path).splitlines()) if any(map(str.strip, row))]
+    from models.errors import InputError
+
+    try:
+        rows = [row for row in csv.reader(_text(path).splitlines()) if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise InputError(
+            f"{path} is not CSV ({error}); give a line `x,y` for each point"
+        ) from error
     if rows and not all(map(_is_number, rows[0])):
         rows = rows[1:]
     return rows
@@ -37,7 +48,7 @@ def _from_json(path: Path) -> Any:
 
     try:
         content = json.loads(_text(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # too many digits and brackets are among them
         raise InputError(
             f"{path} is not JSON ({error}); give a list of points, as in [[0.1, 0.2], [0.3, 0.4]]"
         ) from error
@@ -48,6 +59,10 @@ def _text(path: Path) -> str:
     from models.errors import InputError
 
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no ordinary file")
+        if path.exists() and path.stat().st_size > MAX_BYTES:
+            raise OSError(f"it has more than {MAX_BYTES >> 20} MiB")
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} ({error}); give a file of points") from error
@@ -62,7 +77,7 @@ def _numbers(path: Path, rows: Any) -> Any:
         array = np.array(rows, float)
         if array.ndim != 2 or not array.size:
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(
             f"{path} does not hold points, wanted the same number of coordinates for each of them; "
             "give a CSV with a line `x,y` for each point, or JSON as [[x, y], ...]"

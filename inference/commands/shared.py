@@ -28,16 +28,16 @@ def shape_names(shapes: str) -> list[str]:
 
 def stored_scene(path: Path, index: int) -> "Scene":
     from models.errors import InputError
-    from models.scenes import load_scenes
+    from models.scenes import SceneFile
 
-    stored = load_scenes(path)
-    count = len(stored.points)
-    if not 0 <= index < count:
-        raise InputError(
-            f"{path} has {count} scenes with points, so there is no scene {index}; give an index "
-            f"from 0 to {count - 1}"
-        )
-    return stored.take(index)
+    with SceneFile(path) as file:
+        numbers = file.occupied()
+        if not 0 <= index < len(numbers):
+            raise InputError(
+                f"{path} has {len(numbers)} scenes with points, so there is no scene {index}; give "
+                f"an index from 0 to {len(numbers) - 1}"
+            )
+        return file.take(numbers[index : index + 1]).take(0)
 
 
 def show_seconds(seconds: float) -> str:

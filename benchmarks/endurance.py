@@ -1,0 +1,86 @@
+"""Mixed work in a loop: memory stays flat, and nothing is compiled again.
+
+`CAPSULES_ENDURANCE_MINUTES=60 python -m benchmarks endurance` for an hour of it; two minutes
+otherwise.
+"""
+
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from inference.batch import Job, Work
+from inference.methods import infer
+from models.generator import sample_scenes
+from models.scenes import SceneFile, save_scenes
+
+MINUTES = 2.0
+ROUND = 16
+"""Scenes of a piece of work: always as many, of other seeds."""
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Warm up with a round of everything, then repeat it and watch."""
+    minutes = float(os.environ.get("CAPSULES_ENDURANCE_MINUTES", MINUTES))
+    compiled = [0]
+
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        compiled[0] += event.endswith("backend_compile_duration")
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        for seed in range(2):
+            _round(seed)
+        warm, resident, rounds = compiled[0], [_resident()], 0
+        deadline = time.monotonic() + 60 * minutes
+        while time.monotonic() < deadline:
+            _round(2 + rounds)
+            rounds += 1
+            resident.append(_resident())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    half = len(resident) // 2
+    early, late = np.median(resident[: half or 1]), np.median(resident[half:])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    yield f"compilations in {rounds} rounds", "0", str(compiled[0] - warm), ""
+    yield (
+        f"resident memory, {minutes:g} minutes (MiB)",
+        f"{early:,.0f} in the first half",
+        f"{late:,.0f} in the second; peak {peak:,.0f}",
+        f"{late / early:.3f}",
+    )
+
+
+def _round(seed: int) -> None:
+    """A little of everything that a long-running process may be asked for."""
+    drawn = sample_scenes(100, sigma=0.1, seed=seed)
+    scenes = drawn.take(slice(ROUND))
+    _, one_of_each = np.unique(drawn.present.sum(axis=1), return_index=True)
+    work: list[Callable[[], object]] = [
+        lambda: infer("ds", scenes, seed, restarts=5),
+        lambda: infer("ds", scenes.take(0), seed),
+        lambda: infer("gmm", scenes, seed, restarts=5),
+        lambda: infer("ransac", scenes, seed),
+        lambda: infer("exact", drawn.take(one_of_each), seed),  # compiled by number of points
+    ]
+    for piece in work:
+        piece()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "scenes.npz"
+        save_scenes(path, scenes)
+        with SceneFile(path) as file:
+            whole = Work(Job("ransac", seed, {}), file, Path(folder) / "out")
+            for chunk in whole.share():
+                whole.run(chunk)
+            assert whole.finish() == 0
+
+
+def _resident() -> float:
+    """Memory of this process now, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20

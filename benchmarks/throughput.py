@@ -1,0 +1,231 @@
+"""Scenes a second of coordinate ascent: by batch, restarts, objects and devices; a step by size.
+
+Every figure is held against one of the same run, and against the run before: `throughput.json` has
+its figures, in units of a fixed piece of numpy, so that another machine, or a busy one, does not
+look like another program. The picture goes to `docs/images/throughput.png`.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.timing import best_time
+from inference import cavi, pool
+from inference.ascent import Schedule
+from models.constellation import constellation
+from models.generator import sample_scenes
+from models.scenes import Scene
+from models.templates import shapes, stack
+
+HERE = Path(__file__).parent
+PICTURE = HERE.parent / "docs" / "images" / "throughput.png"
+FIGURES = HERE / "throughput.json"
+
+WANTED = 2_000
+"""Scenes a second on two cores, with `RESTARTS`."""
+RESTARTS = 5
+BATCHES = (1, 16, 128, 1024)
+NUMBERS_OF_RESTARTS = (1, 5, 16)
+OBJECTS = {
+    1: ("square",),
+    3: ("square", "triangle", "square"),
+    5: ("square", "triangle") * 2 + ("L",),
+}
+SIZES = (8, 16, 32, 64, 128, 256)
+"""Numbers of parts, all of squares."""
+SOME = 256
+"""Scenes where their number is not what is varied."""
+
+_DEVICES = """
+import time
+from inference import cavi
+from models.constellation import constellation
+from models.generator import sample_scenes
+scenes = sample_scenes(1400, seed=11).take(slice({scenes}))
+for devices in (1, 2):
+    run = lambda: cavi.run(constellation, scenes, 0, restarts={restarts}, devices=devices)
+    run()
+    began = time.perf_counter()
+    run()
+    print({scenes} / (time.perf_counter() - began), flush=True)
+"""
+
+_FIRST = """
+import time
+began = time.perf_counter()
+from inference import cavi
+from models.constellation import constellation
+from models.generator import sample_scenes
+scenes = sample_scenes(30, seed=11).take(slice(16))
+cavi.run(constellation, scenes, 0, restarts=5)
+print(time.perf_counter() - began)
+"""
+
+Figures = dict[str, float]
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Measure, compare with the run before, write the figures and draw the picture."""
+    before = json.loads(FIGURES.read_text()) if FIGURES.exists() else None
+    figures: Figures = {"unit": unit_of_time()}
+    measured = (by_batch, by_restarts, by_objects, by_devices, by_size, first_answer)
+    for measure in measured:
+        figures |= measure()
+    figures["exponent"] = exponent(figures)
+    for name, value in figures.items():
+        yield name, _against(name, figures, before), f"{value:,.4g}", _ratio(name, figures)
+    best = max(v for n, v in figures.items() if n.startswith("scenes/s, batch") or "devices" in n)
+    yield "scenes/s wanted on two cores", f"{WANTED:,}", f"{best:,.0f}", f"{best / WANTED:.2f}"
+    FIGURES.write_text(json.dumps(figures, indent=2) + "\n")
+    draw(figures)
+
+
+def unit_of_time() -> float:
+    """Seconds of a fixed piece of numpy on one core, much like a step: exponentials and sums."""
+    x = np.random.default_rng(0).random((121, 512))
+    return best_time(lambda: [np.exp(-x * k).sum(axis=0) for k in range(200)], 5)
+
+
+def by_batch() -> Figures:
+    scenes = _scenes(max(BATCHES))
+    return {f"scenes/s, batch {n}": _rate(scenes.take(slice(n)), RESTARTS) for n in BATCHES}
+
+
+def by_restarts() -> Figures:
+    scenes = _scenes(SOME)
+    return {f"scenes/s, {n} restarts": _rate(scenes, n) for n in NUMBERS_OF_RESTARTS}
+
+
+def by_objects() -> Figures:
+    return {
+        f"scenes/s, {k} objects": _rate(_scenes(SOME // 2, names), RESTARTS, names)
+        for k, names in OBJECTS.items()
+    }
+
+
+def by_devices() -> Figures:
+    """In a process that has its processor as two devices."""
+    script = _DEVICES.format(scenes=max(BATCHES), restarts=RESTARTS)
+    found = _elsewhere(script, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    return {f"scenes/s, {n} devices": rate for n, rate in enumerate(found, 1)}
+
+
+def by_size() -> Figures:
+    """Microseconds of a step of one run, from random starts; as many slots as make it worth it."""
+    times = {}
+    for size in SIZES:
+        program = functools.partial(constellation, parts=stack(shapes(*["square"] * (size // 4))))
+        width = int(np.clip(2**16 // size**2, 2, 256))
+        points = np.random.default_rng(0).uniform(-1, 1, (width, size, 2))
+        scenes = Scene(points, np.ones((width, size), bool))
+        engine = pool.engine(program, "sinkhorn", "uniform", Schedule(), scenes.layout)
+        runs = engine.launch(scenes, jax.random.split(jax.random.key(0), width))
+        seconds = best_time(functools.partial(engine.advance, runs), 2)
+        times[f"us a step, {size} parts"] = 1e6 * seconds / pool.SEGMENT / width
+    return times
+
+
+def first_answer() -> Figures:
+    """Seconds from nothing to the first answer, compiled anew and from the cache on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "JAX_COMPILATION_CACHE_DIR": folder,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        (cold,), (cached,) = (_elsewhere(_FIRST, **options) for _ in range(2))
+    return {"s to the first answer, cold": cold, "s to the first answer, cached": cached}
+
+
+def exponent(figures: Figures) -> float:
+    """Of the number of parts, in the time of a step: a line through the logarithms."""
+    times = [figures[f"us a step, {size} parts"] for size in SIZES]
+    return float(np.polyfit(np.log(SIZES), np.log(times), 1)[0])
+
+
+def draw(figures: Figures) -> None:
+    """Three panels: scenes a second by batch and by restarts, and a step by size."""
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    batch, restarts, size = figure.subplots(1, 3)
+    _line(batch, BATCHES, [figures[f"scenes/s, batch {n}"] for n in BATCHES])
+    batch.set(
+        xlabel=f"scenes at once ({RESTARTS} restarts)", ylabel="scenes a second", xscale="log"
+    )
+    rates = [figures[f"scenes/s, {n} restarts"] for n in NUMBERS_OF_RESTARTS]
+    _line(restarts, NUMBERS_OF_RESTARTS, rates)
+    restarts.set(xlabel=f"restarts ({SOME} scenes)", xticks=NUMBERS_OF_RESTARTS, ylim=(0, None))
+    times = [1e-3 * figures[f"us a step, {n} parts"] for n in SIZES]
+    _line(size, SIZES, times)
+    size.set(xlabel="parts N", ylabel="milliseconds a step", xscale="log", yscale="log")
+    size.set_xticks(SIZES, [str(n) for n in SIZES])
+    size.minorticks_off()
+    size.set_title(f"N to the power of {figures['exponent']:.1f}", fontsize=10)
+    figure.savefig(PICTURE, dpi=130)
+
+
+def _line(axes: Axes, x: tuple[int, ...], y: list[float]) -> None:
+    axes.plot(x, y, "o-")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _scenes(count: int, names: tuple[str, ...] = OBJECTS[3]) -> Scene:
+    return sample_scenes(3 * count, seed=11, objects=names).take(slice(count))
+
+
+def _rate(scenes: Scene, restarts: int, names: tuple[str, ...] = OBJECTS[3]) -> float:
+    """Scenes a second, to convergence, with everything compiled."""
+    program = _program(names)
+    cavi.run(program, scenes, 0, restarts=restarts)
+    began = time.perf_counter()
+    cavi.run(program, scenes, 0, restarts=restarts)
+    return len(scenes.points) / (time.perf_counter() - began)
+
+
+@functools.cache
+def _program(names: tuple[str, ...]) -> functools.partial[None]:
+    return functools.partial(constellation, parts=stack(shapes(*names)))
+
+
+def _elsewhere(script: str, **environment: str) -> list[float]:
+    """The numbers that a script prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [float(line) for line in done.stdout.split()]
+
+
+def _against(name: str, figures: Figures, before: Figures | None) -> str:
+    """The run before, in this run's unit of time."""
+    if before is None or name not in before or name == "unit":
+        return ""
+    speed = 1.0 if name == "exponent" else figures["unit"] / before["unit"]
+    return f"{before[name] / speed if name.startswith('scenes') else before[name] * speed:,.4g}"
+
+
+def _ratio(name: str, figures: Figures) -> str:
+    """A figure against the first of its kind in this run."""
+    if not name.startswith(("scenes/s, ", "us a step", "s to")):
+        return ""
+    kind = next(n for n in figures if _kind(n) == _kind(name))
+    return f"{figures[name] / figures[kind]:.3g}"
+
+
+def _kind(name: str) -> str:
+    """A name without its number."""
+    what = name.removesuffix("cold").removesuffix("cached")
+    return "".join(letter for letter in what if not letter.isdigit())

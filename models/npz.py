@@ -1,0 +1,147 @@
+"""Arrays of an npz file, some rows at a time: a file may be far larger than memory.
+
+What a header says is held against the size of what is there before any memory is taken for it, and
+pickled objects are never opened.
+"""
+
+import math
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from models.errors import InputError
+
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+class Header(NamedTuple):
+    """What the header of an array says of it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    begin: int
+    """Where its numbers begin."""
+    column_major: bool
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+class ArrayFile:
+    """An npz file that is open: the headers of its arrays, and their rows by number."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        """Open it; `what` says in errors what the file should be, as in "a scene file"."""
+        self.path, self.what = path, what
+        self._streams: dict[str, IO[bytes]] = {}
+        if not path.exists():
+            raise InputError(f"there is no file {path}; `capsules sample` writes one")
+        try:
+            if not path.is_file():
+                raise OSError("it is no ordinary file")
+            with path.open("rb") as file:
+                single = file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
+            self._zip = None if single else zipfile.ZipFile(path)
+        except Exception as error:  # a damaged file makes zipfile raise nearly anything
+            raise self._unreadable(error) from error
+        if self._zip is None:
+            raise InputError(
+                f"{path} holds a single array, wanted an npz file with `points`, `present`, "
+                "`object`; `capsules sample` writes one"
+            )
+        self._members = {
+            info.filename.removesuffix(".npy"): info
+            for info in self._zip.infolist()
+            if info.filename.endswith(".npy")
+        }
+
+    def __enter__(self) -> "ArrayFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for stream in self._streams.values():
+            stream.close()
+        if self._zip is not None:
+            self._zip.close()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._members)
+
+    def fingerprint(self, names: list[str]) -> str:
+        """Sizes and checksums of some arrays as the file states them: other contents, another."""
+        parts = [f"{n}:{m.file_size}:{m.CRC:08x}" for n, m in self._members.items() if n in names]
+        return " ".join(sorted(parts))
+
+    def header(self, name: str) -> Header:
+        """The header of an array; refused if it is not plain numbers of the size that it says."""
+        info = self._members[name]
+        try:
+            stream = self._stream(name)
+            stream.seek(0)
+            version = npy.read_magic(stream)
+            shape, column_major, dtype = _HEADERS[version](stream)
+            begin = stream.tell()
+            if dtype.hasobject:
+                raise ValueError(f"{name} holds pickled objects, and only plain numbers are read")
+            stated = math.prod(shape) * dtype.itemsize
+            if min(shape, default=0) < 0 or begin + stated != info.file_size:
+                raise ValueError(
+                    f"the header of {name} says {shape} of type {dtype}, {stated:,} bytes, but "
+                    f"there are {info.file_size - begin:,}"
+                )
+        except Exception as error:
+            raise self._unreadable(error) from error
+        return Header(shape, dtype, begin, column_major and len(shape) > 1)
+
+    def rows(self, name: str, header: Header, start: int, stop: int) -> np.ndarray:
+        """Rows of an array; the others are passed over, and not kept in memory."""
+        if header.column_major:
+            return self._whole(name, header)[start:stop]
+        shape = (stop - start, *header.shape[1:])
+        raw = self._read(name, header.begin + start * header.row_bytes, shape, header)
+        return raw.reshape(shape)
+
+    def _whole(self, name: str, header: Header) -> np.ndarray:
+        """An array that is stored column by column: only whole, so only if it is small."""
+        if math.prod(header.shape) * header.dtype.itemsize > 1 << 28:
+            raise InputError(
+                f"{name} of {self.path} is large and stored column by column; write it with "
+                "numpy.ascontiguousarray, so that scenes can be read one after another"
+            )
+        return self._read(name, header.begin, header.shape, header).reshape(header.shape, order="F")
+
+    def _read(self, name: str, begin: int, shape: tuple[int, ...], header: Header) -> np.ndarray:
+        size = math.prod(shape) * header.dtype.itemsize
+        try:
+            stream = self._stream(name)
+            stream.seek(begin)
+            content = stream.read(size)
+            if len(content) != size:
+                raise EOFError(f"{name} ends too early")
+        except Exception as error:
+            raise self._unreadable(error) from error
+        return np.frombuffer(content, header.dtype)
+
+    def _stream(self, name: str) -> IO[bytes]:
+        if name not in self._streams:
+            assert self._zip is not None
+            self._streams[name] = self._zip.open(self._members[name])
+        return self._streams[name]
+
+    def _unreadable(self, error: Exception) -> InputError:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return InputError(
+            f"cannot read {self.path} as {self.what} ({reason[:300]}); it wants an npz file of "
+            "plain arrays `points`, `present`, `object`, as `capsules sample` writes it"
+        )
