@@ -24,13 +24,16 @@ from models.scenes import Scene, load_scenes
 SEED, DRAWS = 20_260, 512
 LEVELS = (0.0, 0.1, 0.25)
 ROWS = (
+    ("exact", "sized"),
     ("exact", "presence"),
     ("exact", "uniform"),
+    ("ds", "sized"),
     ("ds", "presence"),
     ("ds", "uniform"),
     ("ransac", "uniform"),
 )
-COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73")
+COLOURS = ("#003D5C", "#0072B2", "#56B4E9", "#8C2D04", "#D55E00", "#E69F00", "#009E73")
+MARKERS = {"sized": "D", "presence": "o", "uniform": "s"}
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
@@ -90,7 +93,7 @@ def draw(table: dict[str, list[Cell]], name: str) -> None:
     for i, (label, cells) in enumerate(table.items()):
         mean, error = np.array([_mean_and_error(cell.right) for cell in cells]).T
         offset = 0.09 * (i - (len(table) - 1) / 2)
-        marker = "o" if "presence" in label else "s"
+        marker = next(m for prior, m in MARKERS.items() if prior in label)
         axes.errorbar(
             places + offset, mean, error, fmt=marker, color=COLOURS[i], label=label, capsize=3
         )

@@ -16,6 +16,7 @@ from models.constellation import (
     constellation,
     presence_constellation,
     published_mixture,
+    sized_constellation,
 )
 from models.errors import InputError
 from models.reading import Program
@@ -94,6 +95,7 @@ METHODS: dict[str, Method] = {
 PRIORS: dict[str, Callable[..., Any]] = {
     "uniform": constellation,
     "presence": presence_constellation,
+    "sized": sized_constellation,
 }
 """The program of each prior over matches; it takes `parts` and `precision`."""
 
@@ -149,9 +151,9 @@ def program_of(
     ):
         if value not in known:
             raise InputError(f"there is no {what} {value!r}; choose from {', '.join(known)}")
-    if prior == "presence" and (method not in _WITH_PRESENCE or preset != "default"):
+    if prior != "uniform" and (method not in _WITH_PRESENCE or preset != "default"):
         raise InputError(
-            f"the prior 'presence' is for the methods {' and '.join(_WITH_PRESENCE)} with the "
+            f"the prior {prior!r} is for the methods {' and '.join(_WITH_PRESENCE)} with the "
             f"preset 'default', got {method!r} with {preset!r}; choose one of those, or the prior "
             "'uniform'"
         )

@@ -3,6 +3,9 @@
 Given which objects are present a program is an ordinary one, with its evidence or ELBO. The sets
 are weighed by it: the evidence of the scene is the sum over sets, and so is a lower bound on it.
 Sets that differ only in which of several objects that are alike is present are tried once.
+
+The site is a Bernoulli or, where present objects may be in one of several states (small or large,
+say), a Categorical whose first value means that the object is absent.
 """
 
 import itertools
@@ -10,18 +13,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from inference.mixture import average, mix
 from inference.normalizer import data_log_prob, log_prior_normalizer
 from inference.result import Result
 from models.batches import skeleton
 from models.errors import InputError
-from models.reading import Program, is_latent
+from models.reading import Program, is_latent, placeholder, trace_sites
 from models.scenes import Scene
 
-MAX_OBJECTS = 12
-"""Objects beyond which the 2^K sets are refused."""
+MAX_SETS = 4096
+"""Sets of present objects (and of their states) beyond which a program is refused."""
 
 NUM_SETS = 4
 """Most probable sets of present objects that are reported."""
@@ -59,7 +62,7 @@ def run(solve: Solve, program: Program, scenes: Scene) -> Result:
     value = found.elbo if found.log_evidence is None else found.log_evidence
     result, weight = mix(found, scenes, scene, np.asarray(value) + np.log(ways[which]))
     even = alike if found.log_evidence is not None else np.eye(len(alike))
-    flags = sets[which].astype(float)
+    flags = (sets[which] > 0).astype(float)
     details = {
         "presence": average(flags, scene, weight, len(scenes.points)) @ even,
         "presence_sets": [
@@ -85,7 +88,7 @@ def _evened(result: Result, even: Float[np.ndarray, "K K"]) -> Result:
 def _sets(
     program: Program, scenes: Scene
 ) -> tuple[
-    Bool[np.ndarray, "sets K"],
+    Int[np.ndarray, "sets K"],
     Int[np.ndarray, " sets"],
     Float[np.ndarray, "scenes sets"],
     Float[np.ndarray, "K K"],
@@ -97,23 +100,25 @@ def _sets(
     """
     template = np.array(skeleton(program, scenes.take(0).layout).alike)
     num_objects = len(template)
-    if num_objects > MAX_OBJECTS:
+    states = _states(program, scenes.take(0))
+    if len(states) ** num_objects > MAX_SETS:
         raise InputError(
-            f"the program has {num_objects} objects, 2^{num_objects} sets of present ones, "
-            f"more than the limit of 2^{MAX_OBJECTS}; use a program without a presence site"
+            f"the program has {num_objects} objects, {len(states)}^{num_objects} sets of present "
+            f"ones, more than the limit of {MAX_SETS}; use a program without a presence site"
         )
-    sets = np.array(list(itertools.product((True, False), repeat=num_objects)))
+    sets = np.array(list(itertools.product(states[::-1], repeat=num_objects)))
     constants = [_log_constants(program, scenes, flags) for flags in sets]
     log_data, normalizer = (np.stack(column, axis=1) for column in zip(*constants, strict=True))
     for k, first in enumerate(template):  # alike only if a swap changes nothing
         order = np.arange(num_objects)
         order[[first, k]] = k, first
-        swapped = _place(sets[:, order])
+        swapped = _place(sets[:, order], len(states))
         if not all(np.allclose(x, x[:, swapped]) for x in (log_data, normalizer)):
             template[k] = k
-    known: dict[tuple[int, ...], list[int]] = {}
+    known: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for place, flags in enumerate(sets):
-        known.setdefault(tuple(sorted(template[flags])), []).append(place)
+        name = tuple(sorted(zip(template.tolist(), flags.tolist(), strict=True)))
+        known.setdefault(name, []).append(place)
     chosen = np.array([places[0] for places in known.values()])
     ways = np.array([len(places) for places in known.values()])
     log_prior = np.where(np.isfinite(normalizer), log_data, -np.inf)[:, chosen] + np.log(ways)
@@ -121,13 +126,20 @@ def _sets(
     return sets[chosen], ways, log_prior, alike / alike.sum(axis=0)
 
 
-def _place(sets: Bool[np.ndarray, "sets K"]) -> Int[np.ndarray, " sets"]:
-    """Where sets stand in the list of all of them, the full set first."""
-    return (~sets) @ (1 << np.arange(sets.shape[1])[::-1])
+def _states(program: Program, scene: Scene) -> np.ndarray:
+    """The values that the presence of an object can have, absence first."""
+    site = trace_sites(program, scene, lambda site: placeholder(site, {}))["presence"]["fn"]
+    values = np.asarray(site.enumerate_support(expand=False)).ravel()
+    return values.astype(bool) if len(values) == 2 else values
+
+
+def _place(sets: Int[np.ndarray, "sets K"], num_states: int) -> Int[np.ndarray, " sets"]:
+    """Where sets stand in the list of all of them, that of the last states first."""
+    return (num_states - 1 - sets) @ num_states ** np.arange(sets.shape[1])[::-1]
 
 
 def _log_constants(
-    program: Program, scenes: Scene, flags: Bool[np.ndarray, " K"]
+    program: Program, scenes: Scene, flags: Int[np.ndarray, " K"]
 ) -> tuple[Float[np.ndarray, " scenes"], Float[np.ndarray, " scenes"]]:
     """Log probability of a set and of all data but the points, and of the match prior's sum."""
     given = scenes._replace(presence=np.tile(flags, (len(scenes.points), 1)))
@@ -143,7 +155,7 @@ def _of_parts(
 
 
 def _ranked(
-    sets: Bool[np.ndarray, "sets K"], weight: Float[np.ndarray, " sets"]
+    sets: Int[np.ndarray, "sets K"], weight: Float[np.ndarray, " sets"]
 ) -> list[tuple[np.ndarray, float]]:
     order = np.argsort(-weight, kind="stable")[:NUM_SETS]
     return [(sets[i], float(weight[i])) for i in order]

@@ -273,7 +273,7 @@ def typed_probs(
 
 
 def presence_logits(
-    presence: Bool[Array, " K"],
+    presence: Bool[Array, " K"] | Int[Array, " K"],
     visibility: ArrayLike,
     present: Bool[Array, " N"],
     owner: Int[AnyArray, " N"],

@@ -45,14 +45,15 @@ class Scene(NamedTuple):
     Rows that are not `present` are dummies: they make the match square and their values do not
     count. `object` is the truth where it is known: the object of each row, -1 for a dummy.
     `point_type` is what kind of part each point is, where points have kinds (faces). `presence`
-    says which objects are there, where that is known and the program has a site for it.
+    says which objects are there (and in which state, see `inference.presence`), where that is known
+    and the program has a site for it.
     """
 
     points: Float[AnyArray, "*batch N d"]
     present: Bool[AnyArray, "*batch N"]
     object: Int[AnyArray, "*batch N"] | None = None
     point_type: Int[AnyArray, "*batch N"] | None = None
-    presence: Bool[AnyArray, "*batch K"] | None = None
+    presence: Bool[AnyArray, "*batch K"] | Int[AnyArray, "*batch K"] | None = None
 
     @property
     def observed(self) -> dict[str, AnyArray]:
@@ -158,11 +159,11 @@ def _checked_arrays(scene: Scene) -> Scene:
         whole[name] = array
     presence = None if scene.presence is None else np.asarray(scene.presence)
     if presence is not None and (
-        presence.dtype != bool or presence.shape[:-1] != present.shape[:-1]
+        presence.dtype.kind not in "biu" or presence.shape[:-1] != present.shape[:-1]
     ):
         raise InputError(
-            f"presence wants true or false for each object, (..., objects), got {presence.shape} "
-            f"of type {presence.dtype}; leave it out if it is not known"
+            "presence wants true or false, or a whole number, for each object, (..., objects), got "
+            f"{presence.shape} of type {presence.dtype}; leave it out if it is not known"
         )
     return Scene(points, present, **whole, presence=presence)
 

@@ -26,7 +26,7 @@ def evaluate(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes with their truth.")],
     method: Annotated[str, typer.Option(help="The method: ds, gmm, ransac, exact, ....")] = "ds",
     prior: Annotated[
-        str, typer.Option(help="The prior over matches: uniform (the paper's) or presence.")
+        str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")
     ] = "uniform",
     preset: Annotated[
         str,

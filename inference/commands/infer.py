@@ -23,7 +23,7 @@ def infer(
     ],
     method: Annotated[str, typer.Option(help="How to infer: ds, gmm, ransac, exact, ....")] = "ds",
     prior: Annotated[
-        str, typer.Option(help="The prior over matches: uniform (the paper's) or presence.")
+        str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")
     ] = "uniform",
     preset: Annotated[
         str, typer.Option(help="Settings of the method: default, paper or published.")
