@@ -99,13 +99,19 @@ def poses(
     sharp = _at_beta(model, beta)
     held = _held(keep_key, model, structure, known)
     free = model.seen.any(axis=1) & ~held.any(axis=(0, 2))
-    tuple_key, *basis_keys = jax.random.split(basis_key, num_objects + 1)
+    tuple_key, basis_key = jax.random.split(basis_key)
     tuples = _tuples(tuple_key, len(model.points), structure.basis_size)
-    hypotheses = [
-        _hypotheses(key, sharp, structure, k, tuples, free) for k, key in enumerate(basis_keys)
-    ]
-    # (K, N, most, H), hypotheses last: they are many, and sums run along them
-    closeness, possible = (jnp.stack(of_object) for of_object in zip(*hypotheses, strict=True))
+    # (K, N, most, H), hypotheses last: they are many, and sums run along them. One object at a
+    # time, in a loop: to have it compiled once for each object takes long where there are many.
+    closeness, possible = jax.lax.map(
+        lambda of: _hypotheses(sharp, structure.basis_size, tuples, free, *of),
+        (
+            jax.random.split(basis_key, num_objects),
+            jnp.arange(num_objects),
+            jnp.asarray(structure.members),
+            jnp.asarray(structure.valid),
+        ),
+    )
     # Restarts differ by chance added to the scores: the best placement is then a draw, in
     # proportion to exp(score) if there is but one object.
     chance = jnp.where(possible, jax.random.gumbel(key, possible.shape), -jnp.inf)
@@ -202,12 +208,14 @@ def _held(
 
 
 def _hypotheses(
-    key: Array,
     model: Conjugate,
-    structure: Structure,
-    k: int,
+    basis_size: int,
     tuples: Int[Array, "tuples size"],
     free: Bool[Array, " N"],
+    key: Array,
+    k: Int[Array, ""],
+    members: Int[Array, " most"],
+    valid: Bool[Array, " most"],
 ) -> tuple[Float[Array, "N most H"], Bool[Array, " H"]]:
     """How close each free point is to each part of object k, under the best of its hypotheses.
 
@@ -216,10 +224,9 @@ def _hypotheses(
     of every part: with noise, two points of four say little. Says, too, which are hypotheses at
     all, and not repetitions or made of less than a tuple of different free points.
     """
-    members, valid = structure.members[k], structure.valid[k]
     basis_key, name_key = jax.random.split(key)
-    basis = jax.random.permutation(basis_key, np.flatnonzero(valid))[: structure.basis_size]
-    parts = jax.tree.map(lambda x: x[members], model.parts)
+    basis = jnp.argsort(jax.random.uniform(basis_key, valid.shape) + ~valid)[:basis_size]
+    parts = jax.tree.map(lambda x: jnp.asarray(x)[members], model.parts)
     allowed = valid & jnp.isfinite(model.match_logits[:, members]) & free[:, None]
 
     def fit_and_judge(match: Int[Array, "most H"], used: Bool[Array, "most H"]) -> Array:
@@ -231,7 +238,7 @@ def _hypotheses(
     match = jnp.zeros(shape, int).at[basis].set(tuples.T)
     used = jnp.zeros(shape, bool).at[basis].set(True)
     closeness = fit_and_judge(match, used)
-    distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == structure.basis_size
+    distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == basis_size
     score = jnp.where(distinct & free[tuples].all(axis=1), _score(closeness), -jnp.inf)
     score = jnp.where(_is_first(name_key, _claims(closeness), score), score, -jnp.inf)
     score, best = jax.lax.top_k(score, min(KEPT_HYPOTHESES, len(tuples)))
@@ -241,7 +248,11 @@ def _hypotheses(
 
 
 def _fit(
-    model: Conjugate, parts: Parts, k: int, match: Int[Array, "most H"], used: Bool[Array, "most H"]
+    model: Conjugate,
+    parts: Parts,
+    k: Int[Array, ""],
+    match: Int[Array, "most H"],
+    used: Bool[Array, "most H"],
 ) -> tuple[Float[Array, "p H"], Float[Array, "p p H"]]:
     """The pose of object k given the points on some of its parts, and its covariance."""
     weight = (parts.feature_mask / parts.variance)[:, None] * model.seen[match]
@@ -258,7 +269,7 @@ def _fit(
 def _judge(
     model: Conjugate,
     parts: Parts,
-    k: int,
+    k: Int[Array, ""],
     pose: Float[Array, "p H"],
     covariance: Float[Array, "p p H"],
 ) -> Float[Array, "N most H"]:
