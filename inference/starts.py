@@ -16,7 +16,7 @@ from models.linalg import inverse_and_log_det, largest, loop_total, total
 from models.reading import Conjugate
 from models.templates import Parts
 
-MAX_HYPOTHESES = 512
+MAX_HYPOTHESES = 1024
 """Hypotheses scored for each object; tuples of points beyond that are drawn at random."""
 
 KEPT_HYPOTHESES = 24
@@ -98,9 +98,10 @@ def poses(
     beta = beta_max * jnp.exp(lowest * jax.random.uniform(beta_key) ** 4)
     sharp = _at_beta(model, beta)
     held = _held(keep_key, model, structure, known)
-    free = model.seen.any(axis=1) & ~held.any(axis=(0, 2))
+    seen = model.seen.any(axis=1)
+    free = seen & ~held.any(axis=(0, 2))
     tuple_key, basis_key = jax.random.split(basis_key)
-    tuples = _tuples(tuple_key, len(model.points), structure.basis_size)
+    tuples = _tuples(tuple_key, model.points, seen, structure.basis_size)
     # (K, N, most, H), hypotheses last: they are many, and sums run along them. One object at a
     # time, in a loop: to have it compiled once for each object takes long where there are many.
     closeness, possible = jax.lax.map(
@@ -127,7 +128,7 @@ def poses(
     weights = jnp.zeros(model.match_logits.shape)
     for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
         weights = weights.at[:, members[valid]].set(placed[k][:, valid])
-    weights = jnp.where(model.seen.any(axis=1)[:, None], weights, _FLOOR)
+    weights = jnp.where(seen[:, None], weights, _FLOOR)
     return Start(_where_allowed(model, weights), beta)
 
 
@@ -310,8 +311,22 @@ def _at_beta(model: Conjugate, beta: Float[Array, ""]) -> Conjugate:
     return replace(model, parts=parts)
 
 
-def _tuples(key: Array, num_points: int, size: int) -> Int[Array, "H size"]:
-    """All tuples of points if there are few, else some at random."""
+def _tuples(
+    key: Array, points: Float[Array, "N d"], seen: Bool[Array, " N"], size: int
+) -> Int[Array, "H size"]:
+    """All tuples of points if there are few, else some at random.
+
+    The first point of those is any, and the others are rather near it than far, as the points of
+    one object are: their rank by distance is uniform in its logarithm.
+    """
+    num_points = len(points)
     if num_points**size <= MAX_HYPOTHESES:
         return jnp.asarray(np.indices((num_points,) * size).reshape(size, -1).T)
-    return jax.random.randint(key, (MAX_HYPOTHESES, size), 0, num_points)
+    first_key, rank_key = jax.random.split(key)
+    apart = ((points[:, None] - points) ** 2).sum(axis=-1)
+    by_distance = jnp.argsort(jnp.where(seen, apart, jnp.inf), axis=1)
+    first = jax.random.categorical(first_key, jnp.log(seen), shape=(MAX_HYPOTHESES,))
+    height = jnp.log(jnp.maximum(seen.sum(), 2).astype(float))
+    rank = jnp.exp(jax.random.uniform(rank_key, (MAX_HYPOTHESES, size - 1)) * height)
+    others = by_distance[first[:, None], rank.astype(int)]
+    return jnp.concatenate([first[:, None], others], axis=1)

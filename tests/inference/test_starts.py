@@ -114,9 +114,23 @@ def test_forbidden_pairs_stay_forbidden(start):
     assert np.isfinite(np.asarray(made.weights)[~forbidden]).all()
 
 
-def test_many_points_have_some_of_their_tuples_tried():
-    few = starts._tuples(jax.random.key(0), 4, 2)
+def test_few_points_have_all_their_tuples_tried():
+    few = starts._tuples(jax.random.key(0), np.zeros((4, 2)), np.ones(4, bool), 2)
     assert sorted(map(tuple, few.tolist())) == [(i, j) for i in range(4) for j in range(4)]
-    many = starts._tuples(jax.random.key(0), 100, 3)
+
+
+def test_of_many_points_near_ones_are_tried_more_often():
+    """On a line; the other two points are no nearer to the first than the rank that they have."""
+    points = np.c_[np.arange(100.0), np.zeros(100)]
+    seen = np.arange(100) < 90
+    many = np.asarray(starts._tuples(jax.random.key(0), points, seen, 3))
     assert many.shape == (starts.MAX_HYPOTHESES, 3)
-    assert 0 <= many.min() < many.max() < 100
+    assert 0 <= many.min() < many.max() < 90
+    assert len(np.unique(many[:, 0])) == 90
+    apart = np.abs(many[:, 1:] - many[:, :1])
+    assert apart.min() == 1
+    inner = np.abs(many[:, 0] - 45) < 20  # far from the ends the ranks are 1, 1, 2, 2, ...
+    for distance in (2, 5, 10):
+        share = np.log(2 * distance + 1) / np.log(90)
+        error = np.sqrt(share * (1 - share) / apart[inner].size)
+        assert abs((apart[inner] <= distance).mean() - share) < 4 * error
