@@ -141,7 +141,7 @@ def sized_constellation(
     presence_prob: ArrayLike = 0.5,
     visibility: ArrayLike = 1.0,
     sizes: tuple[float, ...] = (0.13, 0.27),
-    noise: ArrayLike = 0.14,
+    noise: ArrayLike = 0.16,
     precision: ArrayLike = 1.0,
     parts: Parts = PARTS,
 ) -> Float[Array, "N d"]:
@@ -169,7 +169,7 @@ def sized_constellation(
             "templates under similarities, or take `presence_constellation`"
         )
     scale = jnp.asarray((1.0, *sizes))
-    spread = jnp.stack([jnp.full_like(scale, 0.5)] * 2 + [0.35 * scale, 0.75 * scale], axis=-1)
+    spread = jnp.stack([jnp.full_like(scale, 0.3)] * 2 + [0.35 * scale, 0.75 * scale], axis=-1)
     mean = jnp.zeros_like(spread).at[:, 2].set(0.64 * scale)  # a cosine is 2 / pi on average
     prob = jnp.full(len(sizes), 1 / len(sizes)) * presence_prob
     with numpyro.plate("object", parts.num_objects):

@@ -262,7 +262,8 @@ def _states(projection_name, skeleton):
     @jax.jit
     def states(model, keys, beta):
         def start(model, key):
-            return starts.uniform(key, model, structure, 1.0, 1.0).weights
+            nothing = jnp.zeros(model.match_logits.shape)
+            return starts.uniform(key, model, structure, 1.0, 1.0, nothing).weights
 
         weights = map_scenes(start, model, keys, axis=-1)
         first = ascent.begin(model, projection, Start(weights, beta))

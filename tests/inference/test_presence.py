@@ -66,7 +66,7 @@ def sized_states():
         State(
             prob,
             np.array([0, 0, 0.64 * size, 0]),
-            np.array([0.5, 0.5, 0.35 * size, 0.75 * size]),
+            np.array([0.3, 0.3, 0.35 * size, 0.75 * size]),
             (0.2 * size) ** 2,
         )
         for prob, size in ((0.7, 1.0), (0.15, 0.5), (0.15, 1.5))
