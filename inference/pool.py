@@ -35,7 +35,7 @@ POOL = 512
 ENTRIES = 1 << 23
 """Entries of the match probabilities of all slots: large scenes get fewer slots."""
 
-SEGMENT = 8
+SEGMENT = 4
 """Steps between two looks at which slots are done."""
 
 
