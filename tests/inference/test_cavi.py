@@ -236,6 +236,15 @@ def test_a_single_scene_has_a_single_answer(scenes):
     assert not found.is_batch
 
 
+def test_the_history_of_a_run_that_kept_objects_of_an_earlier_one_ends_where_it_did():
+    noisy = sample_scenes(200, sigma=0.25, seed=5)
+    noisy = noisy.take(noisy.present.all(axis=1))
+    found = cavi.run(constellation, noisy, 0, restarts=16, confirmations=16, history=True)
+    attempt = found.details["attempt"]
+    assert ((attempt > 4) & (attempt % 2 == 1)).any()
+    np.testing.assert_allclose(found.history["elbo"][-1], found.elbo, atol=1e-6)
+
+
 def test_progress_is_told_up_to_the_end(scenes):
     told = []
     cavi.run(pair, scenes, 0, restarts=3, progress=lambda done, total: told.append((done, total)))
@@ -366,6 +375,11 @@ def test_a_projection_that_does_not_fit_the_prior_is_refused(scenes, program, pr
         cavi.run(program, scenes, 0, projection=projection)
 
 
+def test_no_confirmations_are_refused(scenes):
+    with pytest.raises(InputError, match="at least one confirmation, got 0; try 3, or None"):
+        cavi.run(pair, scenes, 0, confirmations=0)
+
+
 def test_no_restarts_are_refused(scenes):
     with pytest.raises(InputError, match="at least one restart, got 0"):
         cavi.run(pair, scenes, 0, restarts=0)
@@ -389,7 +403,8 @@ def test_the_default_parses_the_published_scenes(shared_data):
 def test_five_uniform_restarts(shared_data):
     """This seed is above the mean of several, see docs/results.md."""
     scenes = load_scenes(shared_data / "constellations_0.00.npz", limit=512)
-    found = cavi.run(constellation, scenes, 0, restarts=5, start="uniform")
+    settings = {"restarts": 5, "confirmations": None, "start": "uniform"}
+    found = cavi.run(constellation, scenes, 0, **settings)
     accuracy = partition_metrics(scenes.object, found.object)["scene_accuracy"].mean()
     assert accuracy >= 0.88
 
