@@ -46,8 +46,8 @@ test: lint types ## Lint, check the types, run the tests and the notebooks
 test-all: lint types ## The same with the long runs of the samplers and on the published scenes
 	$(PYTEST) --nbmake tests notebooks
 
-test-fast: lint types ## The same without notebooks and without long runs
-	$(PYTEST) -m "not slow"
+test-fast: lint types ## The same without notebooks and without what takes long
+	$(PYTEST) -m "not slow and not long" tests
 
 lint: $(INSTALLED) ## Check style and formatting
 	$(BIN)/ruff check .

@@ -16,6 +16,8 @@ from inference import cavi, cli, exact
 from models.generator import sample_scenes
 from models.reading import read
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SCENE = sample_scenes(num_draws=64, sigma=0.1, seed=51).take(0)

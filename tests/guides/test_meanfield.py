@@ -211,6 +211,7 @@ def priors(draw, random_prior=False, typed=False, gamma=False, dirichlet=False, 
     return options | {"pose_mean": draw(st.floats(-1, 1)), "pose_variance": spread}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", MONOTONE)
 def test_no_step_at_fixed_beta_lowers_the_elbo(case):
     """Some hundred scenes under each of many priors, 64 at a time; typed and missing parts too."""

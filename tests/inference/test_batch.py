@@ -22,6 +22,8 @@ from models.errors import InputError
 from models.generator import sample_scenes
 from models.scenes import Scene, SceneFile, load_scenes, save_scenes
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SCENES = sample_scenes(40, sigma=0.1, seed=2)
 RANSAC = Job("ransac", 0, {})

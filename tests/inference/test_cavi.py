@@ -23,6 +23,8 @@ from models.templates import shapes, stack
 from tests import oracle_inference
 from tests.problems import DESIGNS, make_problem, stack_problems
 
+pytestmark = pytest.mark.long
+
 PAIR = stack([shapes("triangle")[0], np.array([[0.0, 1.0], [1.0, -1.0]])])
 pair = functools.partial(constellation, parts=PAIR, precision=1e3)
 

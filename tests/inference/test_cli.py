@@ -313,9 +313,9 @@ def test_a_preset_says_the_options_and_a_call_goes_before_it(monkeypatch):
 
     monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fake))
     infer("ds", SCENES, preset="paper")
-    assert given == {"start": "uniform", "restarts": 5}
+    assert given == {"start": "uniform", "restarts": 5, "confirmations": None}
     infer("ds", SCENES, preset="paper", restarts=7)
-    assert given == {"start": "uniform", "restarts": 7}
+    assert given == {"start": "uniform", "restarts": 7, "confirmations": None}
     assert program_of("gmm", preset="published").func is published_mixture
 
 

@@ -17,6 +17,8 @@ from models.errors import InputError
 from models.scenes import save_scenes
 from tests.inference.two_triangles import POSES, PRECISION, PROGRAM, scene_at
 
+pytestmark = pytest.mark.long
+
 SCENE = scene_at(POSES * [1, 1, 3, 3], seed=0)
 """Triangles so large that no turned one fits their points: one clear match."""
 OPTIONS = {"objects": ("triangle", "triangle"), "precision": PRECISION}

@@ -11,6 +11,8 @@ from models.errors import InputError
 from models.scenes import Scene, make_scene
 from models.templates import shapes, stack
 
+pytestmark = pytest.mark.long
+
 PARTS = stack(shapes("square", "triangle"))
 N, K, P = PARTS.num_parts, PARTS.num_objects, PARTS.pose_dim
 options = {"parts": PARTS, "precision": 1e3}

@@ -27,6 +27,8 @@ from models.templates import shapes, stack
 from tests import oracle_inference
 from tests.problems import DESIGNS, make_problem, single, stack_problems
 
+pytestmark = pytest.mark.long
+
 KINDS = ("uniform", "random", "typed")
 
 

@@ -21,6 +21,8 @@ from models.templates import shapes, stack
 from tests import oracle
 from tests.oracle_inference import Problem, canonical, object_posterior
 
+pytestmark = pytest.mark.long
+
 PRECISION = 20.0
 EQUAL, UNLIKE = np.array([0.3, 0.3]), np.array([0.8, 0.3])
 TRIANGLES = stack(shapes("triangle", "triangle"))

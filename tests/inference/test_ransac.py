@@ -19,6 +19,8 @@ from models.geometry import DESIGNS
 from models.scenes import Scene, load_scenes, make_scene
 from models.templates import shapes, stack
 
+pytestmark = pytest.mark.long
+
 TWO = stack(shapes("square", "triangle"))
 two = functools.partial(constellation, parts=TWO)
 TOLERANCE = 0.3

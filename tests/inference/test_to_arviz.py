@@ -26,6 +26,8 @@ from tests.inference.two_triangles import (
     result_of,
 )
 
+pytestmark = pytest.mark.long
+
 mpl.use("Agg")
 OBJECTS = ["triangle 1", "triangle 2"]
 ARVIZ_ON_NEW_LIBRARIES = pytest.mark.filterwarnings(

@@ -24,6 +24,8 @@ from tests.inference.two_triangles import PARTS, PROGRAM, SCENE, result_of, scen
 from tests.oracle_inference import posterior
 from tests.problems import DESIGNS, make_problem, stack_problems
 
+pytestmark = pytest.mark.long
+
 # --- evidence -----------------------------------------------------------------------------------
 
 COUNT = 6
