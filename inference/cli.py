@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import sys
+import warnings
 from typing import Any
 
 import typer
@@ -104,6 +105,8 @@ app.add_typer(faces.app, name="faces")
 
 def main() -> None:
     """The entry point of `capsules`."""
+    # ArviZ's advice to those who write code with it, given once a day, is not for the terminal.
+    warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
     try:
         try:
             app(prog_name="capsules")

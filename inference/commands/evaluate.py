@@ -2,9 +2,8 @@
 
 import json
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inference.commands import scale
-from inference.commands.shared import PAPER_SHAPES, keep_compiled_code, shape_names
+from inference.commands.shared import (
+    PAPER_SHAPES,
+    Stopwatch,
+    keep_compiled_code,
+    shape_names,
+)
 
 if TYPE_CHECKING:
     from inference.batch import Work
     from inference.result import Result
-
-COMPILATION = "/jax/core/compile/"
-"""What JAX calls the durations of tracing, lowering and compiling."""
 
 
 def evaluate(
@@ -153,36 +154,6 @@ def measure(results: Iterable["Result"]) -> dict[str, Any]:
         if name in all_scenes:
             numbers[name] = float(np.mean(all_scenes[name]))
     return numbers
-
-
-class Stopwatch:
-    """Seconds of what was computed, less those that JAX spent compiling."""
-
-    def __init__(self) -> None:
-        self.seconds, self.scenes, self._compiling = 0.0, 0, 0.0
-
-    def __enter__(self) -> "Stopwatch":
-        import jax
-
-        jax.monitoring.register_event_duration_secs_listener(self._compiled)
-        return self
-
-    def __exit__(self, *reason: Any) -> None:
-        import jax
-
-        jax.monitoring.unregister_event_duration_listener(self._compiled)
-
-    def time(self, compute: Callable[[], "Result"]) -> "Result":
-        """Call it and count its time."""
-        began, compiling = time.perf_counter(), self._compiling
-        result = compute()
-        self.seconds += time.perf_counter() - began - (self._compiling - compiling)
-        self.seconds, self.scenes = max(self.seconds, 0.0), self.scenes + len(result)
-        return result
-
-    def _compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event.startswith(COMPILATION):
-            self._compiling += duration_secs
 
 
 def _results(work: "Work", watch: Stopwatch) -> Iterator["Result"]:

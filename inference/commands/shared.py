@@ -1,16 +1,21 @@
 """What several commands share. Heavy imports wait until a command runs."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from inference.result import Result
     from models.scenes import Scene
 
 PICTURE_FORMATS = (".png", ".pdf", ".svg")
 PAPER_SHAPES = "square,triangle,square"
+
+COMPILATION = "/jax/core/compile/"
+"""What JAX calls the durations of tracing, lowering and compiling."""
 
 
 def shape_names(shapes: str) -> list[str]:
@@ -107,3 +112,33 @@ def progress_of_blocks() -> Iterator[Callable[[Any, int, int], None]]:
             bar.update(task, description=cell.name, completed=done, total=total)
 
         yield report
+
+
+class Stopwatch:
+    """Seconds of what was computed, less those that JAX spent compiling."""
+
+    def __init__(self) -> None:
+        self.seconds, self.scenes, self._compiling = 0.0, 0, 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        import jax
+
+        jax.monitoring.register_event_duration_secs_listener(self._compiled)
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        import jax
+
+        jax.monitoring.unregister_event_duration_listener(self._compiled)
+
+    def time(self, compute: Callable[[], "Result"]) -> "Result":
+        """Call it and count its time."""
+        began, compiling = time.perf_counter(), self._compiling
+        result = compute()
+        self.seconds += max(time.perf_counter() - began - (self._compiling - compiling), 0.0)
+        self.scenes += len(result)
+        return result
+
+    def _compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event.startswith(COMPILATION):
+            self._compiling += duration_secs
