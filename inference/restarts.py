@@ -3,8 +3,7 @@
 Where the ELBO has one wide basin a few runs all end in it, and more of them tell nothing new; where
 it has many, most runs end in poor ones. So a scene gets a few runs at a time, and is done once the
 best ELBO has been reached several times. Every other run of a later round keeps some objects of the
-best solution and places only two anew: with noise and many objects, that is how most solutions that
-are nearly right are mended.
+best solution and places only two anew, for solutions that are nearly right.
 
 What a round starts from, and whether another follows, depends on the rounds before it alone, and so
 not on the other scenes of the batch.
