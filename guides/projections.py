@@ -169,33 +169,10 @@ class softmax:
         return 0.0
 
 
-class two_sweeps:
-    """Sinkhorn stopped after two sweeps, columns then rows, as the published code does."""
-
-    log_bound = sinkhorn.log_bound
-
-    @staticmethod
-    def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
-        return two_sweeps.project(log_rho, jnp.zeros((0, *log_rho.shape[2:])), tolerance)
-
-    @staticmethod
-    def project(
-        log_rho: Float[Array, "N N *scenes"], carry: Float[Array, "0 *scenes"], tolerance: float
-    ) -> Projected:
-        for _ in range(2):
-            log_rho = log_rho - logsumexp(log_rho, axis=0, keepdims=True)
-            log_rho = log_rho - logsumexp(log_rho, axis=1, keepdims=True)
-        match_probs = jnp.exp(log_rho)
-        entropy = -matrix_sum(xlogy(match_probs, match_probs))
-        error = jnp.abs(total(match_probs, axis=0) - 1.0).max(axis=0)
-        return Projected(match_probs, entropy, carry, error)
-
-
 PROJECTIONS: dict[str, Projection] = {
     "sinkhorn": sinkhorn,
     "bethe": bethe,
     "softmax": softmax,
-    "two_sweeps": two_sweeps,
 }
 
 

@@ -22,9 +22,6 @@ class Schedule(NamedTuple):
     tolerance: float = 1e-3
     """Change of the ELBO in a step, in nats, below which it has converged."""
     max_steps: int = 1000
-    min_steps: int = 0
-    overshoot: bool = False
-    """Let the last factor carry beta beyond beta_max, as the published code does."""
 
 
 class State(NamedTuple):
@@ -74,10 +71,8 @@ def step(
     steps = state.steps + 1
     settled = jnp.abs(terms.elbo - state.terms.elbo) < schedule.tolerance
     at_end = state.beta >= schedule.beta_max
-    converged = settled & at_end & (steps >= schedule.min_steps)
-    hotter = state.beta * schedule.beta_factor
-    if not schedule.overshoot:
-        hotter = jnp.minimum(hotter, schedule.beta_max)
+    converged = settled & at_end
+    hotter = jnp.minimum(state.beta * schedule.beta_factor, schedule.beta_max)
     beta = jnp.where(settled & ~at_end, hotter, state.beta)
     new = State(
         match_probs=projected.match_probs,

@@ -29,29 +29,17 @@ from models.scenes import Scene, check_scene
 
 _DEFAULT = Schedule()
 
-PUBLISHED_DS: dict[str, Any] = {
-    "start": "uniform",
-    "projection": "two_sweeps",
-    "restarts": 5,
-    "confirmations": None,
-    "schedule": Schedule(min_steps=500, max_steps=500, overshoot=True),
-    "fewest_points": 2.5,
-}
-"""Settings of `run` that follow the code published with the paper, on the program `constellation`:
-the precision doubles beyond its maximum (from 500 to 16000), Sinkhorn stops after two sweeps, and
-there are always 500 steps. Objects of two points count as sparse, too: that is inferred from the
-numbers of that code, see `docs/results.md`."""
-
 PUBLISHED_GMM: dict[str, Any] = {
     "start": "uniform",
     "projection": "softmax",
     "restarts": 5,
     "confirmations": None,
-    "schedule": Schedule(beta_max=0.05, min_steps=500, max_steps=500),
+    "schedule": Schedule(beta_max=0.05, max_steps=500),
     "fewest_points": 0.0,
 }
-"""Likewise for GCM-GMM, on the program `published_mixture`: no annealing at all, and sparse
-solutions pass."""
+"""Settings of `run` that follow the code published with the paper for GCM-GMM, on the program
+`published_mixture`: no annealing at all, and sparse solutions pass. That for GCM-DS is
+`inference.published`."""
 
 
 def run(
@@ -62,7 +50,7 @@ def run(
     restarts: int = 16,
     confirmations: int | None = 3,
     start: Literal["poses", "uniform"] = "poses",
-    projection: Literal["auto", "sinkhorn", "bethe", "softmax", "two_sweeps"] = "auto",
+    projection: Literal["auto", "sinkhorn", "bethe", "softmax"] = "auto",
     schedule: Schedule = _DEFAULT,
     fewest_points: float = 2.0,
     history: bool = False,

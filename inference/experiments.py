@@ -16,7 +16,7 @@ import numpy as np
 from inference.ascent import Schedule
 from inference.methods import PRESETS, Preset, infer, templates
 from inference.metrics import METRICS, PROTOCOLS, Scores, ccae_scores, score
-from inference.published import BETAS, SIGMAS
+from inference.paper import BETAS, SIGMAS
 from models.errors import InputError
 from models.generator import sample_scenes
 from models.scenes import Scene, load_scenes, whole_file

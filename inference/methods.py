@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from inference import cavi, exact, gibbs, nuts, ransac, svi
+from inference import cavi, exact, gibbs, nuts, published, ransac, svi
 from inference.result import Result
 from models.constellation import (
     PARTS,
@@ -42,6 +42,12 @@ def _coordinate_ascent(
     program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
 ) -> Result:
     return cavi.run(program, scene, seed, progress=progress, **options)
+
+
+def _published(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    return published.run(program, scene, seed, progress=progress, **options)
 
 
 def _ransac(
@@ -104,11 +110,14 @@ _WITH_PRESENCE = ("ds", "exact")
 
 
 class Preset(NamedTuple):
-    """Options of a method, and the program where it is not the one of the prior."""
+    """Options of a method, and its program and its way to run where they are not the usual ones."""
 
     options: dict[str, Any]
     program: Callable[..., Any] | None = None
+    method: Method | None = None
 
+
+_PUBLISHED = Method(_published, "doubly_stochastic", frozenset({"restarts"}))
 
 _PAPER: dict[str, Any] = {"start": "uniform", "restarts": 5, "confirmations": None}
 
@@ -120,7 +129,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
         "ransac": Preset(ransac.PUBLISHED),
     },
     "published": {
-        "ds": Preset(cavi.PUBLISHED_DS),
+        "ds": Preset({}, method=_PUBLISHED),
         "gmm": Preset(cavi.PUBLISHED_GMM, published_mixture),
         "ransac": Preset(ransac.PUBLISHED),
     },
@@ -195,7 +204,11 @@ def infer(
     parts = templates(None if objects is None else tuple(objects))
     scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
     settings = PRESETS[preset].get(method, Preset({})).options | options
-    return METHODS[method].run(program, scene, seed, progress, **settings)
+    return _method(method, preset).run(program, scene, seed, progress, **settings)
+
+
+def _method(method: str, preset: str) -> Method:
+    return PRESETS[preset].get(method, Preset({})).method or METHODS[method]
 
 
 def check_options(
@@ -219,10 +232,11 @@ def check_options(
             "variance of a point, 1e4 by default"
         )
     program = program_of(method, objects, precision, prior, preset)
-    if unknown := set(options) - METHODS[method].options:
+    if unknown := set(options) - _method(method, preset).options:
+        preset = "" if preset == "default" else f" under the preset {preset!r}"
         raise InputError(
-            f"the method {method} has no option {min(unknown)!r}; leave it out, or choose a method "
-            "that has it"
+            f"the method {method}{preset} has no option {min(unknown)!r}; leave it out, or choose "
+            "a method that has it"
         )
     return program
 

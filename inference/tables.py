@@ -15,8 +15,8 @@ from rich.table import Table
 
 from inference.experiments import MAIN_BETA, Cell, Numbers, Scenes
 from inference.metrics import METRICS, Scores, Summary, paired_test, summarise
+from inference.paper import PAPER, SIGMAS
 from inference.plots import COLOURS, MARKERS, style
-from inference.published import PAPER, SIGMAS
 from models.scenes import whole_file
 
 NAMES = {"ccae": "CCAE", "gmm": "GCM-GMM", "ds": "GCM-DS", "ransac": "RANSAC", "exact": "exact"}

@@ -409,15 +409,3 @@ def test_five_uniform_restarts(shared_data):
     found = cavi.run(constellation, scenes, 0, **settings)
     accuracy = partition_metrics(scenes.object, found.object)["scene_accuracy"].mean()
     assert accuracy >= 0.88
-
-
-@pytest.mark.slow
-def test_the_published_settings_give_the_published_code_s_row(shared_data):
-    """A rerun of that code at sigma = 0; at sigma = 0.1 ours is lower (docs/results.md)."""
-    scenes = load_scenes(shared_data / "constellations_0.00.npz")
-    found = cavi.run(constellation, scenes, 0, **cavi.PUBLISHED_DS)
-    metrics = partition_metrics(scenes.object, found.object)
-    wanted = {"sa": 0.978, "ari": 0.954, "vi": 0.070, "scene_accuracy": 0.886}
-    for name, value in wanted.items():
-        error = metrics[name].std(ddof=1) / np.sqrt(len(metrics[name]))
-        assert abs(metrics[name].mean() - value) <= 2 * error, name

@@ -14,7 +14,7 @@ import pytest
 from inference import experiments
 from inference.experiments import Cell, Scenes, Store, run_cells, study_cells
 from inference.metrics import METRICS, PROTOCOLS
-from inference.published import BETAS, PARTITION, SIGMAS, SLOTS
+from inference.paper import BETAS, PARTITION, SIGMAS, SLOTS
 from inference.result import Result, partition
 from inference.tables import comma_separated, markdown, reports
 from models.errors import InputError
