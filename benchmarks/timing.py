@@ -20,4 +20,6 @@ def best_time(function: Callable[[], Any], repeats: int = 3) -> float:
 
 def row(what: str, plain: float, ours: float, unit: float = 1e-3) -> tuple[str, str, str, str]:
     """A row of the table, in milliseconds."""
-    return (what, f"{plain / unit:,.3f} ms", f"{ours / unit:,.4f} ms", f"{plain / ours:,.0f}")
+    ratio = plain / ours
+    shown = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+    return (what, f"{plain / unit:,.3f} ms", f"{ours / unit:,.4f} ms", shown)

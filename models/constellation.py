@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -140,54 +139,86 @@ def sized_constellation(
     *,
     presence_prob: ArrayLike = 0.5,
     visibility: ArrayLike = 1.0,
-    sizes: tuple[float, ...] = (0.13, 0.27),
-    noise: ArrayLike = 0.16,
-    precision: ArrayLike = 1.0,
+    sizes: tuple[float, ...] = (0.15, 0.28),
+    turns: int = 2,
+    noise: ArrayLike = 0.15,
+    precision: ArrayLike | None = None,
     parts: Parts = PARTS,
 ) -> Float[Array, "N d"]:
     """A scene of objects whose noise grows with their size, as if their templates were noisy.
 
-        presence_k ~ Categorical(absent, or one of the sizes)     for each object k
-        pose_k     ~ Normal, of the scale size_k, turned by less than a quarter of a turn
+        presence_k ~ Categorical(absent, or one of the kinds)     for each object k
+        pose_k     ~ Normal, of the size and the direction of its kind (`pose_kinds`)
         count      ~ Binomial(parts of present objects, visibility)
         match      ~ uniform over matches of the points with parts of present objects
+        precision  ~ Gamma(2, 1)                                  for the scene
         point_m    ~ Normal(F_n pose_k, (noise size_k)^2 / precision)  if it is part n of object k
 
-    Noise in proportion to the scale of the pose itself would not be conjugate. Given one of a few
-    sizes it is, and two do as well as six on scenes of our generator.
+    Noise in proportion to the scale of the pose itself would not be conjugate, and neither would a
+    pose whose scale and angle are uniform. Given one of a few kinds they are.
 
     Args:
-        presence: 0 for an absent object and 1, 2, ... for the first, second, ... size, where known.
+        presence: 0 for an absent object and 1, 2, ... for the first, second, ... kind, where known:
+            all directions of the first size come first.
         presence_prob: of each object.
         visibility: probability that a part of a present object is seen.
         sizes: typical scales of an object.
-        noise: standard deviation of a part, for an object of scale 1.
+        turns: directions that are told apart.
+        noise: standard deviation of a part, for an object of scale 1 at a precision of 1.
+        precision: of the scene, where it is known.
     """
     if parts.pose_dim != 4:
         raise InputError(
             f"objects of some size want similarity poses of 4 numbers, got {parts.pose_dim}; give "
             "templates under similarities, or take `presence_constellation`"
         )
-    scale = jnp.asarray((1.0, *sizes))
-    spread = jnp.stack([jnp.full_like(scale, 0.3)] * 2 + [0.35 * scale, 0.75 * scale], axis=-1)
-    mean = jnp.zeros_like(spread).at[:, 2].set(0.64 * scale)  # a cosine is 2 / pi on average
-    prob = jnp.full(len(sizes), 1 / len(sizes)) * presence_prob
+    mean, covariance, scale = pose_kinds(jnp.asarray(sizes), turns)
+    prob = jnp.full(len(scale), 1 / len(scale)) * presence_prob
     with numpyro.plate("object", parts.num_objects):
         state = dist.Categorical(jnp.append(1 - jnp.asarray(presence_prob), prob))
         presence = numpyro.sample("presence", state, obs=presence)
-        state = jnp.asarray(presence, int)
-        pose_prior = dist.MultivariateNormal(mean[state], jax.vmap(jnp.diag)(spread[state] ** 2))
-        pose = numpyro.sample("pose", pose_prior)
-    there = (state > 0)[parts.owner].sum()
+        kind = jnp.maximum(jnp.asarray(presence, int) - 1, 0)
+        pose = numpyro.sample("pose", dist.MultivariateNormal(mean[kind], covariance[kind]))
+    there = (jnp.asarray(presence) > 0)[parts.owner].sum()
     seen = None if present is None else present.sum()
     count = numpyro.sample("count", dist.Binomial(there, visibility), obs=seen)
     present = jnp.arange(parts.num_parts) < count if present is None else present
-    logits = presence_logits(state, visibility, present, parts.owner)
+    logits = presence_logits(presence, visibility, present, parts.owner)
     match = numpyro.sample("match", PermutationMatch(logits))
-    variance = parts.variance * ((noise * scale[state]) ** 2)[parts.owner, None]
+    if precision is None:
+        precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0))
+    variance = parts.variance * ((noise * scale[kind]) ** 2)[parts.owner, None]
     sized = parts._replace(variance=variance)
     likelihood = MatchedParts(match, pose, sized, precision=precision, present=present)
     return numpyro.sample("points", likelihood, obs=points)
+
+
+def pose_kinds(
+    sizes: Float[Array, " sizes"], turns: int
+) -> tuple[Float[Array, "kinds 4"], Float[Array, "kinds 4 4"], Float[Array, " kinds"]]:
+    """Mean, covariance and size of the poses of each kind, as the experiment's generator has them.
+
+    Angles are uniform in one of the sectors that half a turn is cut into, sizes spread by 0.037
+    about their own. The generator moves an object before it scales it, so the larger it is, the
+    nearer it stays to one corner.
+    """
+    size, sector = (x.ravel() for x in jnp.meshgrid(sizes, jnp.arange(turns), indexing="ij"))
+    angle = jnp.pi * ((sector + 0.5) / turns - 0.5)
+    forward = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+    sideways = jnp.stack([-jnp.sin(angle), jnp.cos(angle)], axis=-1)
+    # Moments of the cosine and the sine of an angle that is uniform in a sector.
+    length = size * jnp.sinc(0.5 / turns)
+    square = 0.5 * (size**2 + 0.037**2)
+    along = square * (1 + jnp.sinc(1 / turns)) - length**2
+    across = square * (1 - jnp.sinc(1 / turns))
+    reach = 0.064 / size
+    place = jnp.stack([reach - 0.57] * 2, axis=-1)
+    covariance = jnp.zeros((len(size), 4, 4))
+    covariance = covariance.at[:, :2, :2].set((reach**2 / 3)[:, None, None] * jnp.eye(2))
+    turned = along[:, None, None] * forward[:, :, None] * forward[:, None, :]
+    turned += across[:, None, None] * sideways[:, :, None] * sideways[:, None, :]
+    covariance = covariance.at[:, 2:, 2:].set(turned)
+    return jnp.concatenate([place, length[:, None] * forward], axis=-1), covariance, size
 
 
 permutation_constellation = partial(constellation, match_prior="permutation")

@@ -53,26 +53,29 @@ class State(NamedTuple):
 
     prob: float
     mean: np.ndarray
-    deviation: np.ndarray
+    covariance: np.ndarray
     variance: float
 
 
 def plain_states(prob):
     """Of `presence_constellation`: there or not."""
-    return [State(x, np.zeros(4), np.ones(4), 1 / PRECISION) for x in (1 - prob, prob)]
+    return [State(x, np.zeros(4), np.eye(4), 1 / PRECISION) for x in (1 - prob, prob)]
 
 
 def sized_states():
-    """Of `sized_constellation` with the noise and the sizes that the case has."""
-    return [
-        State(
-            prob,
-            np.array([0, 0, 0.64 * size, 0]),
-            np.array([0.3, 0.3, 0.35 * size, 0.75 * size]),
-            (0.2 * size) ** 2,
-        )
-        for prob, size in ((0.7, 1.0), (0.15, 0.5), (0.15, 1.5))
-    ]
+    """Of `sized_constellation` with the noise and the sizes that the case has, by quadrature."""
+    kinds = []
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    for size, (low, high) in itertools.product((0.5, 1.5), ((-np.pi / 2, 0), (0, np.pi / 2))):
+        angles = low + (high - low) * (nodes + 1) / 2
+        circle = np.stack([np.cos(angles), np.sin(angles)])
+        mean, covariance = np.zeros(4), np.zeros((4, 4))
+        mean[:2], mean[2:] = 0.064 / size - 0.57, size * circle @ weights / 2
+        covariance[:2, :2] = np.eye(2) * (0.064 / size) ** 2 / 3
+        second = (size**2 + 0.037**2) * (circle * weights) @ circle.T / 2
+        covariance[2:, 2:] = second - np.outer(mean[2:], mean[2:])
+        kinds.append(State(0.075, mean, covariance, (0.2 * size) ** 2))
+    return [kinds[0]._replace(prob=0.7), *kinds]
 
 
 def brute_force(scene, parts, visibility, states):
@@ -94,7 +97,7 @@ def brute_force(scene, parts, visibility, states):
             np.asarray(parts.feature_mask),
             owner,
             np.array([state.mean for state in chosen]),
-            np.array([np.diag(state.deviation**2) for state in chosen]),
+            np.array([state.covariance for state in chosen]),
             np.zeros((len(owner), len(owner))),
         )
         chance = math.prod(state.prob for state in chosen)
@@ -140,7 +143,12 @@ def brute_force(scene, parts, visibility, states):
 
 
 sized = functools.partial(
-    sized_constellation, parts=TRIANGLES, presence_prob=0.3, sizes=(0.5, 1.5), noise=0.2
+    sized_constellation,
+    parts=TRIANGLES,
+    presence_prob=0.3,
+    sizes=(0.5, 1.5),
+    noise=0.2,
+    precision=1.0,
 )
 
 
