@@ -1,10 +1,11 @@
-"""The same program with its match summed out, which needs no conjugacy at all."""
+"""The same program with its match summed out, which needs no conjugacy at all, and tempered."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
 from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
 
@@ -51,6 +52,35 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
                 beta=given.beta,
                 present=given.present,
             )
+
+
+class tempered(Messenger):  # lower case, as NumPyro's handlers are
+    """Effect handler around `marginal(program)`: what was observed counts by the power of beta.
+
+    The points have the density
+
+        sum_match p(match) p(points | sites, match)^beta,
+
+    and further observed sites theirs to the power of beta. At beta = 0 what is left is the prior.
+    Beta stands inside the sum, as Gibbs sampling has it. Outside of it the two would differ in
+    this: where many matches explain the points about as well, as they do for poses between two
+    modes, the sum of powers counts each of them, and so the valley is less deep.
+    """
+
+    def __init__(self, fn: Program | None = None, beta: Float[Array, ""] | float = 1.0) -> None:
+        self.beta = beta
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample" or not msg["is_observed"]:
+            return
+        given = msg["fn"]
+        if isinstance(given, MarginalParts):
+            powers = given.match_prior.tilt(self.beta * given.log_likelihood(msg["value"]))
+            log_sum = powers.log_normalizer - given.match_prior.log_normalizer
+            msg["fn"], msg["value"] = dist.Unit(log_sum), jnp.empty((*log_sum.shape, 0))
+        else:
+            msg["scale"] = self.beta if msg["scale"] is None else self.beta * msg["scale"]
 
 
 def match_posterior(
