@@ -172,7 +172,7 @@ def run(
     check_conjugate(program, scene)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
-    betas = ladder(program, scene, rungs) if rungs > 1 else np.ones(1)
+    betas = ladder(program, scene, rungs)
     values = beginnings(program, scene, begin_key, num_chains, start).values
     observed = scene.observed
     keys = jax.random.split(chain_key, num_chains)

@@ -87,7 +87,7 @@ def run(
         )
     base_key = jax.random.key(key) if isinstance(key, int) else key
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
-    betas = prior_ladder(program, scene, rungs) if rungs > 1 else np.ones(1)
+    betas = prior_ladder(program, scene, rungs)
     sampler = _sampler(program, num_warmup, target_accept, max_tree_depth)
     begins = beginnings(program, scene, begin_key, num_chains, start)
     observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}

@@ -31,8 +31,12 @@ _BETAS = np.geomspace(1e-10, 1.0, 101)  # among which the lowest rung is looked 
 
 
 def ladder(program: Program, scene: Scene, rungs: int = 16) -> Float[np.ndarray, " rungs"]:
-    """Betas for tempering: 0, and then from where the points begin to tell, geometrically to 1."""
-    check_rungs(rungs)
+    """Betas for tempering: 0, and then from where the points begin to tell, geometrically to 1.
+
+    A single rung is no tempering, beta = 1.
+    """
+    if _is_single(rungs):
+        return np.ones(1)
     model = read(program, scene)
     F, owner = model.parts.F, np.asarray(model.parts.owner)
     precision: Any = 1.0
@@ -44,18 +48,14 @@ def ladder(program: Program, scene: Scene, rungs: int = 16) -> Float[np.ndarray,
     return np.concatenate([[0.0], np.geomspace(smallest, 1.0, rungs - 1)])
 
 
-def check_rungs(rungs: int) -> None:
-    if rungs < 3:
-        raise InputError(f"a ladder wants at least 3 rungs, got {rungs}; try 16")
-
-
 def prior_ladder(program: Program, scene: Scene, rungs: int) -> Float[np.ndarray, " rungs"]:
     """Betas for any program: 0, and then from where the points begin to tell, geometrically to 1.
 
     That is the largest beta at which draws of the prior still stand for the replica: weighted by
     its likelihood, half of them are effective.
     """
-    check_rungs(rungs)
+    if _is_single(rungs):
+        return np.ones(1)
     draws = marginal_prior_draws(program, scene, 0, _PRIOR_DRAWS)
     observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
     log_weight = np.asarray(_log_weights(program)(draws, jnp.asarray(_BETAS), observed))
@@ -82,6 +82,14 @@ def _log_weights(program: Program) -> Callable[..., Float[Array, "betas draws"]]
         return jax.lax.map(of, betas) - of(jnp.zeros(()))
 
     return log_weights
+
+
+def _is_single(rungs: int) -> bool:
+    if rungs < 1 or rungs == 2:
+        raise InputError(
+            f"a ladder wants at least 3 rungs, got {rungs}; try 16, or 1 for no tempering"
+        )
+    return rungs == 1
 
 
 class Swap(NamedTuple):
