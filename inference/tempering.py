@@ -1,8 +1,8 @@
 """Parallel tempering: the ladder of betas, exchanges between neighbours, and the log evidence.
 
-Replicas of a chain sample p(sites) p(match) p(points | sites, match)^beta at a ladder of betas,
-from 0, the prior, to 1, the posterior. Gibbs sampling integrates the poses out of an exchange, NUTS
-sums the match out of it; all else is the same for both.
+Replicas of a chain sample p(sites) p(points | sites)^beta at a ladder of betas, from 0, the prior,
+to 1, the posterior. For Gibbs sampling the match is one of the sites and poses are integrated out
+of an exchange; for NUTS the match is summed out. All else is the same for both.
 """
 
 import functools

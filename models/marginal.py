@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
@@ -55,16 +54,14 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
 
 
 class tempered(Messenger):  # lower case, as NumPyro's handlers are
-    """Effect handler around `marginal(program)`: what was observed counts by the power of beta.
+    """Effect handler: the same program with the density of all that is observed raised to beta.
 
-    The points have the density
+    Around `marginal(program)` it goes from the prior, beta = 0, to the posterior, beta = 1:
 
-        sum_match p(match) p(points | sites, match)^beta,
+        p(sites) (sum_match p(match) p(points | sites, match))^beta.
 
-    and further observed sites theirs to the power of beta. At beta = 0 what is left is the prior.
-    Beta stands inside the sum, as Gibbs sampling has it. Outside of it the two would differ in
-    this: where many matches explain the points about as well, as they do for poses between two
-    modes, the sum of powers counts each of them, and so the valley is less deep.
+    Gibbs sampling, which has a match, has beta inside the sum. Where one match explains the points
+    much better than all others the two differ by a constant only.
     """
 
     def __init__(self, fn: Program | None = None, beta: Float[Array, ""] | float = 1.0) -> None:
@@ -72,14 +69,7 @@ class tempered(Messenger):  # lower case, as NumPyro's handlers are
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "sample" or not msg["is_observed"]:
-            return
-        given = msg["fn"]
-        if isinstance(given, MarginalParts):
-            powers = given.match_prior.tilt(self.beta * given.log_likelihood(msg["value"]))
-            log_sum = powers.log_normalizer - given.match_prior.log_normalizer
-            msg["fn"], msg["value"] = dist.Unit(log_sum), jnp.empty((*log_sum.shape, 0))
-        else:
+        if msg["type"] == "sample" and msg["is_observed"]:
             msg["scale"] = self.beta if msg["scale"] is None else self.beta * msg["scale"]
 
 
