@@ -22,7 +22,7 @@ from models.templates import Parts
 from tests import oracle
 from tests.agreement import assert_means, assert_posterior
 from tests.oracle_inference import posterior
-from tests.problems import DESIGNS, make_problem, stack_problems
+from tests.problems import DESIGNS, Design, make_problem, stack_problems, translation
 
 pytestmark = pytest.mark.long
 
@@ -37,14 +37,14 @@ def several_modes(design, num_points, precision, count):
     the image of another one.
     """
     problems = (
-        make_problem(np.random.default_rng(seed), DESIGNS[design], num_points, precision=precision)
+        make_problem(np.random.default_rng(seed), design, num_points, precision=precision)
         for seed in itertools.count()
     )
     return list(itertools.islice(filter(_is_mixed, problems), count))
 
 
 def _is_mixed(problem):
-    return sorted(posterior(problem).partitions.values())[-2:][0] > TWO
+    return sorted(posterior(problem).partitions.values())[-2] > TWO
 
 
 def assert_exact(result, exact):
@@ -57,8 +57,18 @@ def assert_exact(result, exact):
 
 # --- agreement with exact inference -------------------------------------------------------------
 
-PROBLEMS = several_modes("similarity", 5, precision=200.0, count=2)
+PROBLEMS = several_modes(DESIGNS["similarity"], 5, precision=200.0, count=2)
 STACKED = stack_problems(PROBLEMS)
+SMALL = several_modes(Design((0, 0, 1), 2, 2, translation), 3, precision=50.0, count=1)
+"""Three points, of a pair of parts and a lone part that can only be moved."""
+
+
+def test_a_small_scene_agrees_with_brute_force():
+    stacked, exact = stack_problems(SMALL), posterior(SMALL[0])
+    budget = {"num_warmup": 300, "num_draws": 3000, "rungs": 6}
+    result = nuts.run(stacked.program, stacked.scenes.take(0), 0, start="prior", **budget)
+    assert_exact(result, exact)
+    np.testing.assert_allclose(result.match_probs, exact.match_probs, atol=0.05)
 
 
 @functools.cache
@@ -81,14 +91,24 @@ def test_draws_and_evidence_agree_with_brute_force(index):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["vi", "prior"])
-def test_without_tempering_r_hat_shows_that_chains_stay_in_their_modes(start):
+def test_without_tempering_r_hat_shows_that_chains_stay_in_their_modes():
     budget = {"num_warmup": 300, "num_draws": 500, "num_chains": 8}
     for index in (0, 1):
-        result = nuts.run(STACKED.program, STACKED.scenes.take(index), 0, start=start, **budget)
+        scene = STACKED.scenes.take(index)
+        result = nuts.run(STACKED.program, scene, 0, start="prior", **budget)
         assert result.details["pose_r_hat"] > 1.05
         assert not result.converged
         assert result.log_evidence is None
+
+
+@pytest.mark.slow
+def test_without_tempering_chains_that_all_begin_in_the_best_mode_say_nothing_of_the_others():
+    """R-hat cannot show it: where all chains begin is at fault, and the marginals are wrong."""
+    scene, exact = STACKED.scenes.take(0), posterior(PROBLEMS[0])
+    result = nuts.run(STACKED.program, scene, 0, num_warmup=300, num_draws=500, num_chains=8)
+    assert result.details["pose_r_hat"] < 1.05
+    assert np.abs(result.match_probs - exact.match_probs).max() > TWO
+    assert np.abs(answer(0).match_probs - exact.match_probs).max() < TWO / 2
 
 
 @pytest.mark.slow
