@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    calibration,
     cavi,
     endurance,
     errors,
@@ -27,7 +28,12 @@ BENCHMARKS = {
     "methods": methods.rows,
     "quality": quality.rows,
 }
-FIGURES = {"errors": errors.rows, "growth": growth.rows, "throughput": throughput.rows}
+FIGURES = {
+    "calibration": calibration.rows,
+    "errors": errors.rows,
+    "growth": growth.rows,
+    "throughput": throughput.rows,
+}
 """These draw a picture of the documentation anew, and only run when they are named."""
 
 

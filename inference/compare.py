@@ -59,6 +59,7 @@ def compare(
     seed: int = 0,
     objects: Sequence[str] | None = None,
     precision: float | None = None,
+    rungs: int | None = None,
     twice: bool = True,
     progress: Callable[[str], Progress] | None = None,
 ) -> list[Row]:
@@ -71,6 +72,8 @@ def compare(
     Args:
         methods: names in `inference.methods.METHODS`.
         objects, precision: as in `inference.methods.program_of`.
+        rungs: of tempering, for the methods that can (gibbs, nuts), 1 for none; by default gibbs
+            has 12 and nuts none.
         twice: call each method once more, to time it without compilation.
         progress: called with the name of a method, returns what reports its progress.
     """
@@ -85,7 +88,7 @@ def compare(
     scene = check_scene(scene, parts.num_parts, parts.num_features)
     programs = {name: program_of(name, objects, precision) for name in methods}
     found = {
-        name: _timed(name, program, scene, seed, twice, progress)
+        name: _timed(name, program, scene, seed, rungs, twice, progress)
         for name, program in programs.items()
     }
     truth = _exact_in_frame(program_of("ds", objects, precision), scene)
@@ -121,14 +124,17 @@ def _timed(
     program: Program,
     scene: Scene,
     seed: int,
+    rungs: int | None,
     twice: bool,
     progress: Callable[[str], Progress] | None,
 ) -> tuple[Result, float]:
     report = None if progress is None else progress(name)
+    method = METHODS[name]
+    options = {"rungs": rungs} if rungs is not None and "rungs" in method.options else {}
     began = time.perf_counter()
-    result = METHODS[name].run(program, scene, seed, report)
+    result = method.run(program, scene, seed, report, **options)
     first = time.perf_counter() - began
-    return (METHODS[name].run(program, scene, seed, None) if twice else result), first
+    return (method.run(program, scene, seed, None, **options) if twice else result), first
 
 
 def _row(

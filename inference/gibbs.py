@@ -131,16 +131,16 @@ class GibbsKernel(MCMCKernel):
         key, match_key, swap_key, *keys = jax.random.split(state.rng_key, 6)
         replicas = dict(state.replicas)
         replicas["match"] = draw_match(match_key, model, owner, replicas, betas)
-        replicas, pose, log_ratio, accept_prob = exchange(
-            swap_key, model, owner, replicas, betas, state.i
-        )
+        replicas, pose, swap = exchange(swap_key, model, owner, replicas, betas, state.i)
         replicas["pose"] = draw_pose(keys[0], pose)
         if single.precision_prior is not None:
             replicas["precision"] = draw_precision(keys[1], model, owner, replicas, betas)
         if single.part_prior is not None:
             replicas["part_probs"] = draw_part_probs(keys[2], single, replicas["match"])
         drawn = _visible(replicas, single)
-        return GibbsState(state.i + 1, betas, drawn, replicas, log_ratio, accept_prob, key)
+        return GibbsState(
+            state.i + 1, betas, drawn, replicas, swap.log_ratio, swap.accept_prob, key
+        )
 
 
 def run(
@@ -172,7 +172,7 @@ def run(
     check_conjugate(program, scene)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
-    betas = ladder(program, scene, rungs) if rungs > 1 else np.ones(1)
+    betas = ladder(program, scene, rungs)
     values = beginnings(program, scene, begin_key, num_chains, start).values
     observed = scene.observed
     keys = jax.random.split(chain_key, num_chains)

@@ -64,13 +64,20 @@ def _svi(program: Program, scene: Scene, seed: int, progress: Progress | None) -
     return svi.run(program, scene, seed, restarts=8, particles=4, progress=progress)
 
 
-def _nuts(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
-    return nuts.run(program, scene, seed, num_warmup=100, num_draws=100, progress=progress)
+_FIRST_LOOK: dict[str, Any] = {"num_warmup": 100, "num_draws": 100}
 
 
-def _gibbs(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
-    budget: dict[str, Any] = {"num_warmup": 100, "num_draws": 100, "rungs": 12}
-    return gibbs.run(program, scene, seed, progress=progress, **budget)
+def _nuts(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    return nuts.run(program, scene, seed, progress=progress, **_FIRST_LOOK | options)
+
+
+def _gibbs(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    budget = _FIRST_LOOK | {"rungs": 12}
+    return gibbs.run(program, scene, seed, progress=progress, **budget | options)
 
 
 MAX_PRECISION = 1e12
@@ -86,6 +93,7 @@ _ASCENT = frozenset(
     {"restarts", "confirmations", "start", "projection", "schedule", "fewest_points", "devices"}
 )
 _RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover", "devices"})
+_CHAINS = frozenset({"num_chains", "num_warmup", "num_draws", "rungs", "start"})
 
 METHODS: dict[str, Method] = {
     "ds": Method(_coordinate_ascent, "doubly_stochastic", _ASCENT),
@@ -93,10 +101,10 @@ METHODS: dict[str, Method] = {
     "ransac": Method(_ransac, "doubly_stochastic", _RANSAC),
     "exact": Method(_exact, "doubly_stochastic"),
     "svi": Method(_svi, "doubly_stochastic"),
-    "nuts": Method(_nuts, "doubly_stochastic"),
-    "gibbs": Method(_gibbs, "doubly_stochastic"),
+    "nuts": Method(_nuts, "doubly_stochastic", _CHAINS),
+    "gibbs": Method(_gibbs, "doubly_stochastic", _CHAINS),
 }
-"""Budgets of the sampling methods are those of a first look; call their `run` for more."""
+"""Budgets of the sampling methods are those of a first look, unless options say otherwise."""
 
 PRIORS: dict[str, Callable[..., Any]] = {
     "uniform": constellation,

@@ -1,10 +1,10 @@
-"""The same program with its match summed out, which needs no conjugacy at all."""
+"""The same program with its match summed out, which needs no conjugacy at all, and tempered."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
 
@@ -51,6 +51,26 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
                 beta=given.beta,
                 present=given.present,
             )
+
+
+class tempered(Messenger):  # lower case, as NumPyro's handlers are
+    """Effect handler: the same program with the density of all that is observed raised to beta.
+
+    Around `marginal(program)` it goes from the prior, beta = 0, to the posterior, beta = 1:
+
+        p(sites) (sum_match p(match) p(points | sites, match))^beta.
+
+    Gibbs sampling, which has a match, has beta inside the sum. Where one match explains the points
+    much better than all others the two differ by a constant only.
+    """
+
+    def __init__(self, fn: Program | None = None, beta: Float[Array, ""] | float = 1.0) -> None:
+        self.beta = beta
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["scale"] = self.beta if msg["scale"] is None else self.beta * msg["scale"]
 
 
 def match_posterior(

@@ -40,7 +40,7 @@ def _similarity(rng: np.random.Generator, parts: int) -> tuple[np.ndarray, np.nd
     return F, np.zeros((parts, 2))
 
 
-def _translation(rng: np.random.Generator, parts: int) -> tuple[np.ndarray, np.ndarray]:
+def translation(rng: np.random.Generator, parts: int) -> tuple[np.ndarray, np.ndarray]:
     return np.tile(np.eye(2), (parts, 1, 1)), rng.normal(size=(parts, 2))
 
 
@@ -50,11 +50,11 @@ def _general(rng: np.random.Generator, parts: int) -> tuple[np.ndarray, np.ndarr
 
 DESIGNS = {
     "similarity": Design((0, 0, 0, 1, 1), 4, 2, _similarity),
-    "translation": Design((0, 0, 1, 2, 2), 2, 2, _translation),
+    "translation": Design((0, 0, 1, 2, 2), 2, 2, translation),
     "interleaved": Design((0, 1, 1, 0, 1), 2, 3, _general),
     "one_object": Design((0, 0, 0), 4, 2, _similarity),
     "six_parts": Design((0, 0, 0, 1, 1, 1), 4, 2, _similarity),
-    "seven_parts": Design((0, 0, 1, 1, 1, 2, 2), 2, 2, _translation),
+    "seven_parts": Design((0, 0, 1, 1, 1, 2, 2), 2, 2, translation),
 }
 
 

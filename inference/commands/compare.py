@@ -40,6 +40,13 @@ def compare(
             show_default="the model's own: 1e4",
         ),
     ] = None,
+    rungs: Annotated[
+        int | None,
+        typer.Option(
+            help="Replicas of each chain of gibbs and nuts, for tempering; 1 for none.",
+            show_default="gibbs 12, nuts 1",
+        ),
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Call each method once: the time includes compilation.")
     ] = False,
@@ -57,6 +64,7 @@ def compare(
 
       [cyan]capsules compare scenes.npz[/cyan]
       [cyan]capsules compare scenes.npz --index 3 --methods ds,exact[/cyan]
+      [cyan]capsules compare scenes.npz --methods exact,gibbs,nuts --rungs 16[/cyan]
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -92,6 +100,7 @@ def compare(
             seed=seed,
             objects=objects,
             precision=precision,
+            rungs=rungs,
             twice=not once,
             progress=progress,
         )

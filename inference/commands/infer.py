@@ -31,6 +31,13 @@ def infer(
     restarts: Annotated[
         int | None, typer.Option(help="Runs for each scene.", show_default="the preset's own")
     ] = None,
+    rungs: Annotated[
+        int | None,
+        typer.Option(
+            help="Replicas of each chain of gibbs and nuts, for tempering; 1 for none.",
+            show_default="gibbs 12, nuts 1",
+        ),
+    ] = None,
     index: Annotated[
         int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
     ] = 0,
@@ -86,6 +93,7 @@ def infer(
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    options |= {} if rungs is None else {"rungs": rungs}
     if every:
         if (index, plot, json_file) != (0, None, None):
             raise InputError(

@@ -92,6 +92,22 @@ def test_draws_are_judged_in_the_exact_frame(monkeypatch):
     assert good.elbo is good.log_evidence is good.pareto_k is None
 
 
+def test_rungs_go_to_the_methods_that_temper(monkeypatch):
+    given = {}
+
+    def noted(name, program, scene, seed, progress, **options):
+        given[name] = options
+        return sampled(program, scene, seed, progress)
+
+    for name in ("nuts", "gibbs", "svi"):
+        run = functools.partial(noted, name)
+        monkeypatch.setitem(METHODS, name, METHODS[name]._replace(run=run))
+    compare.compare(SCENE, ["nuts", "gibbs", "svi"], rungs=7, twice=False, **OPTIONS)
+    assert given == {"nuts": {"rungs": 7}, "gibbs": {"rungs": 7}, "svi": {}}
+    compare.compare(SCENE, ["nuts"], twice=False, **OPTIONS)
+    assert given["nuts"] == {}
+
+
 def test_the_table_has_a_row_for_each_method():
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(compare.render(list(rows().values())))

@@ -129,6 +129,32 @@ def test_an_automatic_guide_is_nearly_exact_on_a_scene_with_one_mode(guide):
     np.testing.assert_allclose(result.match_probs, exact.match_probs, atol=0.02)
 
 
+FLOWS = stack_problems(
+    [
+        make_problem(np.random.default_rng(seed), DESIGNS["similarity"], 5, precision=200.0)
+        for seed in (0, 3)
+    ]
+)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_flow_converges_close_to_the_exact_evidence(index):
+    """Within 0.1 nats below it, and above by no more than 256 draws can be off.
+
+    The log weights of a q that is 0.1 nats away spread by about sqrt(2 * 0.1), and the standard
+    error of their mean is 0.03.
+    """
+    exact = posterior(FLOWS.problems[index])
+    assert exact.match_probs.max(axis=1).min() > 0.9  # one mode: a flow has no more
+    scene = FLOWS.scenes.take(index)
+    result = svi.run(FLOWS.program, scene, 0, guide="AutoIAFNormal", restarts=2)
+    assert result.converged
+    assert -0.1 < exact.log_evidence - result.elbo < 0.1
+    spread = np.sqrt(np.diagonal(exact.pose_covariance, axis1=1, axis2=2))
+    assert (np.abs(result.pose_mean - exact.pose_mean) < 0.3 * spread).all()
+    np.testing.assert_allclose(result.match_probs, exact.match_probs, atol=0.02)
+
+
 def test_any_optimizer_serves(scenes):
     slow = svi.run(program, scenes.take(0), 0, restarts=1, optimizer=optax.sgd(0.0), max_steps=300)
     fast = svi.run(

@@ -199,15 +199,26 @@ def test_the_mean_density_of_a_point_left_out_is_the_ratio_of_exact_evidences(le
     assert abs(density.mean() - expected) < 5 * error
 
 
+OVERCONFIDENT = functools.partial(constellation, parts=PARTS, precision=1e6)
+"""Noise that is far too small for the scene."""
+
+
 @pytest.mark.slow
 @ARVIZ_ON_NEW_LIBRARIES
 @LARGE_K
-def test_compare_ranks_priors():
-    """Noise that is far too small is worse at leaving a point out."""
-    overconfident = functools.partial(constellation, parts=PARTS, precision=1e6)
-    narrow = to_arviz(exact.run(overconfident, FIVE), overconfident, num_draws=100)
-    ranked = az.compare({"narrow": narrow, "true": converted("exact")})
+@pytest.mark.parametrize("method", ["exact", "ds"])
+def test_compare_ranks_priors_as_the_exact_evidence_does(method):
+    evidence = {
+        "narrow": exact.run(OVERCONFIDENT, FIVE).log_evidence,
+        "true": result_of("exact").log_evidence,
+    }
+    assert evidence["true"] > evidence["narrow"] + 10
+    result = METHODS[method](OVERCONFIDENT)
+    narrow = to_arviz(result, OVERCONFIDENT, num_draws=100, predictive=False)
+    ranked = az.compare({"narrow": narrow, "true": converted(method)})
     assert ranked.index.tolist() == ["true", "narrow"]
+    assert ranked.elpd_diff["narrow"] > 10
+    assert ranked.elpd_diff["narrow"] > 2 * ranked.dse["narrow"]
 
 
 # --- what is refused ----------------------------------------------------------------------------
