@@ -19,10 +19,11 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 from numpyro.infer.hmc import HMCState, hmc
-from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
+from numpyro.infer.util import constrain_fn, unconstrain_fn
 
 from inference.chains import Beginnings, beginnings, check_budget, run_chains
-from inference.draws import as_chains, recover_match, result_of_draws
+from inference.draws import as_chains, recover_match, recover_presence, result_of_draws
+from inference.presence_sets import at_first_set, has_presence, potential, with_sets
 from inference.result import Result
 from models.conjugacy import check_program
 from models.errors import InputError
@@ -57,7 +58,9 @@ def run(
 
     Args:
         program: any NumPyro program of sites `pose`, `match` and `points`, further continuous sites
-            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit.
+            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit. A
+            `presence` is summed out, at as many times the cost as there are possible sets of
+            present objects, and drawn afterwards.
         start: begin at restarts of coordinate ascent, with the mass matrix that they suggest, or at
             draws of the prior. At a precision of 1e4 few chains find their way from the prior.
         target_accept: of the step size's adaptation. Closer to 1 means smaller steps and fewer
@@ -74,7 +77,7 @@ def run(
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
     sampler = _sampler(program, num_warmup, target_accept, max_tree_depth)
     begins = beginnings(program, scene, begin_key, num_chains, start)
-    observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
+    observed = {name: jnp.asarray(x) for name, x in with_sets(program, scene).observed.items()}
     state = sampler.begin(jax.random.split(chain_key, num_chains), begins, observed)
     collected = run_chains(
         lambda state, length: sampler.advance(state, observed, length),
@@ -86,6 +89,8 @@ def run(
     draws = as_chains(collected.pop("values"))
     stats = as_chains(collected)
     stats["tree_depth"] = np.ceil(np.log2(stats["n_steps"] + 1)).astype(int)
+    if has_presence(program, scene):
+        draws["presence"] = recover_presence(program, scene, draws, match_key)
     draws["match"], match_probs = recover_match(program, scene, draws, match_key)
     steps = num_warmup + num_draws
     result = result_of_draws("nuts", program, scene, draws, match_probs, stats, steps)
@@ -99,14 +104,14 @@ def _sampler(
     """Compiled once for each program and shape of its scenes."""
 
     def potential_of(**observed: Array) -> Callable[[dict[str, Array]], Float[Array, ""]]:
-        return lambda z: potential_energy(marginal(program), (), observed, z)
+        return lambda z: potential(program, observed, z)
 
     init_kernel, sample_kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
 
     @jax.jit
     def begin(keys: Array, begins: Beginnings, observed: Observed) -> HMCState:
         def chain(key: Array, begins: Beginnings) -> HMCState:
-            z = unconstrain_fn(marginal(program), (), observed, begins.values)
+            z = unconstrain_fn(marginal(program), (), at_first_set(observed), begins.values)
             return init_kernel(
                 z,
                 num_warmup,
@@ -127,7 +132,7 @@ def _sampler(
         def chain(state: HMCState) -> tuple[HMCState, dict[str, Any]]:
             state = sample_kernel(state, (), observed)
             return state, {
-                "values": constrain_fn(marginal(program), (), observed, state.z),
+                "values": constrain_fn(marginal(program), (), at_first_set(observed), state.z),
                 "lp": -state.potential_energy,
                 "energy": state.energy,
                 "diverging": state.diverging,

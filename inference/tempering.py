@@ -54,6 +54,8 @@ def exchange(
     which = np.concatenate([np.arange(rungs), steps, steps + 1])
     where = np.concatenate([np.arange(rungs), steps + 1, steps])
     every = jax.tree.map(lambda x: x[which], replicas)
+    if model.points.shape[-1] > 1:  # each replica has its own
+        model = jax.tree.map(lambda x: x[..., which], model)
     log_integral, pose = integrated(model, owner, every, betas[where])
     own, above, below = jnp.split(log_integral, (rungs, 2 * rungs - 1))
     log_accept = jnp.minimum(above + below - own[:-1] - own[1:], 0.0)
