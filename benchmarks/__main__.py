@@ -11,10 +11,12 @@ from benchmarks import (
     errors,
     exact,
     faces,
+    growing,
     growth,
     memory,
     methods,
     quality,
+    restarts,
     throughput,
 )
 
@@ -27,7 +29,13 @@ BENCHMARKS = {
     "methods": methods.rows,
     "quality": quality.rows,
 }
-FIGURES = {"errors": errors.rows, "growth": growth.rows, "throughput": throughput.rows}
+FIGURES = {
+    "errors": errors.rows,
+    "growing": growing.rows,
+    "growth": growth.rows,
+    "restarts": restarts.rows,
+    "throughput": throughput.rows,
+}
 """These draw a picture of the documentation anew, and only run when they are named."""
 
 

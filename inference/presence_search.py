@@ -28,7 +28,7 @@ from models.match import PermutationMatch
 from models.reading import Program, placeholder, trace_sites
 from models.scenes import Scene
 
-WIDTH = 12
+WIDTH = 4
 """Sets of a scene that are solved in a round, the nearest to what the points suggest."""
 
 CHANGES = 3
