@@ -12,10 +12,12 @@ from benchmarks import (
     errors,
     exact,
     faces,
+    growing,
     growth,
     memory,
     methods,
     quality,
+    restarts,
     throughput,
 )
 
@@ -31,7 +33,9 @@ BENCHMARKS = {
 FIGURES = {
     "calibration": calibration.rows,
     "errors": errors.rows,
+    "growing": growing.rows,
     "growth": growth.rows,
+    "restarts": restarts.rows,
     "throughput": throughput.rows,
 }
 """These draw a picture of the documentation anew, and only run when they are named."""

@@ -19,6 +19,8 @@ from inference.ascent import Schedule
 from inference.normalizer import elbo_constant
 from inference.pool import Ended, Engine, best_of_restarts, run_keys
 from inference.pool import engine as make_engine
+from inference.presence_search import search
+from inference.presence_sets import are_few, has_presence
 from inference.restarts import Restarts
 from inference.result import Result, partition
 from models.conjugacy import check_conjugate, check_program
@@ -28,6 +30,9 @@ from models.reading import Program, read
 from models.scenes import Scene, check_scene
 
 _DEFAULT = Schedule()
+
+MAX_TRIED = 256
+"""Sets of present objects beyond which they are not all tried, but searched among."""
 
 PUBLISHED_GMM: dict[str, Any] = {
     "start": "uniform",
@@ -85,7 +90,7 @@ def run(
         )
     scenes = check_scene(scene).batch()
     check_program(program, scenes.take(0))
-    if presence.has_presence(program, scenes.take(0)):
+    if has_presence(program, scenes.take(0)):
         solve = partial(
             run,
             key=key,
@@ -98,7 +103,8 @@ def run(
             devices=devices,
             progress=progress,
         )
-        result = presence.run(solve, program, scenes)
+        find = presence.run if are_few(program, scenes.take(0), MAX_TRIED) else search
+        result = find(solve, program, scenes)
         result = result if scene.is_batch else result.take(0)
         return replace(result, seconds=time.perf_counter() - began)
     check_conjugate(program, scenes.take(0))

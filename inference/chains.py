@@ -20,6 +20,7 @@ from numpyro.handlers import seed, trace
 from numpyro.primitives import Messenger
 
 from inference import cavi
+from inference.presence_sets import at_first_set, has_presence, with_sets
 from models.conjugacy import check_conjugate
 from models.errors import ConjugacyError, InputError
 from models.marginal import marginal
@@ -51,9 +52,10 @@ def beginnings(
     if start not in ("vi", "prior"):
         raise InputError(f"there is no start {start!r}; choose 'vi' or 'prior'")
     prior_key, vi_key, pose_key = jax.random.split(key, 3)
+    given = at_first_set(with_sets(program, scene).observed)
 
     def prior_draw(key: Array) -> dict[str, Array]:
-        sites = trace(seed(marginal(program), key)).get_trace(**scene.observed)
+        sites = trace(seed(marginal(program), key)).get_trace(**given)
         return {
             name: site["value"]
             for name, site in sites.items()
@@ -65,7 +67,12 @@ def beginnings(
     covariance = jnp.broadcast_to(jnp.eye(size), (*values["pose"].shape, size))
     if start == "vi":
         copies = Scene(**scene.batch().take(np.zeros(num_chains, int)).observed)
-        found = cavi.run(conjugate(program, scene), copies, vi_key, restarts=RESTARTS)
+        if has_presence(program, scene):  # q given the best set, not mixed over sets
+            mixed = cavi.run(program, copies, vi_key, restarts=RESTARTS)
+            best = np.stack([sets[0][0] for sets in mixed.details["presence_sets"]])
+            copies = copies._replace(presence=best)
+        nearby = conjugate(program, copies.take(0))
+        found = cavi.run(nearby, copies, vi_key, restarts=RESTARTS)
         covariance = jnp.asarray(found.pose_covariance)
         q = dist.MultivariateNormal(found.pose_mean, covariance)
         values = values | {"pose": q.sample(pose_key)}

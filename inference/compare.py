@@ -14,6 +14,7 @@ from inference import exact, symmetry, trust
 from inference.evaluate import Draws, flat
 from inference.methods import METHODS, Progress, program_of, templates
 from inference.posterior_draws import draws_of
+from inference.presence_sets import has_presence
 from inference.relabel import Frame, frame_of, match_probs, relabel, rename
 from inference.result import Result
 from inference.symmetry import Symmetry
@@ -59,6 +60,7 @@ def compare(
     seed: int = 0,
     objects: Sequence[str] | None = None,
     precision: float | None = None,
+    prior: str = "uniform",
     rungs: int | None = None,
     twice: bool = True,
     progress: Callable[[str], Progress] | None = None,
@@ -71,7 +73,7 @@ def compare(
 
     Args:
         methods: names in `inference.methods.METHODS`.
-        objects, precision: as in `inference.methods.program_of`.
+        objects, precision, prior: as in `inference.methods.program_of`.
         rungs: of tempering, for the methods that can (gibbs, nuts), 1 for none; by default gibbs
             has 12 and nuts none.
         twice: call each method once more, to time it without compilation.
@@ -86,12 +88,12 @@ def compare(
         )
     parts = templates(None if objects is None else tuple(objects))
     scene = check_scene(scene, parts.num_parts, parts.num_features)
-    programs = {name: program_of(name, objects, precision) for name in methods}
+    programs = {name: program_of(name, objects, precision, prior) for name in methods}
     found = {
         name: _timed(name, program, scene, seed, rungs, twice, progress)
         for name, program in programs.items()
     }
-    truth = _exact_in_frame(program_of("ds", objects, precision), scene)
+    truth = _exact_in_frame(program_of("ds", objects, precision, prior), scene)
     return [
         _row(name, result, first, programs[name], truth) for name, (result, first) in found.items()
     ]
@@ -146,7 +148,9 @@ def _row(
     draws = None
     if frame is not None and result.draws is not None and result.elbo is None:
         draws = relabel(group, frame, result.draws)
-    trusted = trust.importance(program, result) if result.elbo is not None else None
+    # Importance weights want one Normal for each pose, which an object that may be absent has not.
+    weigh = result.elbo is not None and not has_presence(program, result.scene)
+    trusted = trust.importance(program, result) if weigh else None
     match_error, match_distance, pose_error = _errors(result, draws, group, truth)
     ess, r_hat = (None, None) if draws is None else _sampling(draws)
     return Row(

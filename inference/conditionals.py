@@ -3,21 +3,25 @@
 Replicas of a chain, one for each beta, take the place of scenes in `guides.meanfield`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
 from guides import meanfield
 from guides.meanfield import PoseFactor, Precision
 from inference.draws import one_hot
-from models.linalg import cholesky, total
+from inference.presence_sets import Sets
+from models.linalg import cholesky, inverse_and_log_det, total
 from models.match import MixtureMatch
-from models.permanent import sample_injection
+from models.permanent import log_permanent, sample_injection
 from models.reading import Conjugate
 
 Sites = dict[str, Array]
-"""Values by site; `match` is the part of each row."""
+"""Values by site; `match` is the part of each row, and `presence` the number of a set."""
 
 
 def prior_draw(key: Array, model: Conjugate) -> Sites:
@@ -63,13 +67,63 @@ def draw_match(
     betas: Float[Array, " rungs"],
 ) -> Int[Array, "rungs N"]:
     """Match given poses, exactly."""
+    weights = _match_weights(model, owner, replicas, betas)
+    if model.match_family is MixtureMatch:
+        return jax.random.categorical(key, weights)
+    return sample_injection(key, weights)
+
+
+def draw_presence(
+    key: Array,
+    models: Conjugate,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
+    sets: Sets,
+) -> Int[Array, " rungs"]:
+    """The set of present objects given the poses alone, with the match summed out.
+
+    An object that has points cannot vanish while the match stays, so the match is drawn after it,
+    and the two together are one draw of p(set, match | pose). A set s has the weight
+
+        p(s, count) p(pose | s) perm(A_s exp(beta L_s)) / perm(A_s),
+
+    A_s the weights of the match prior, and L_s the log likelihood of points as parts.
+
+    Args:
+        models: the pieces of the program for each set, sets last.
+    """
+
+    def log_weight(s: Any) -> Float[Array, " rungs"]:
+        model = jax.tree.map(lambda x: x[..., s, None], models)
+        weights = _match_weights(model, owner, replicas, betas)
+        if model.match_family is MixtureMatch:
+            log_sum = logsumexp(weights, axis=-1).sum(axis=-1)
+        else:
+            log_sum = log_permanent(weights)
+        log_sum = log_sum + sets.log_prior[s] - sets.log_normalizer[s]
+        return log_sum + _pose_log_prior(model, replicas["pose"])
+
+    log_weights = jax.lax.map(log_weight, jnp.arange(len(sets.log_prior)))
+    return jax.random.categorical(key, log_weights, axis=0)
+
+
+def _match_weights(
+    model: Conjugate, owner: Int[np.ndarray, " N"], replicas: Sites, betas: Float[Array, " rungs"]
+) -> Float[Array, "rungs N N"]:
+    """Log weights of the match given poses."""
     logits = jnp.moveaxis(model.match_logits, 2, 0)
     if "part_probs" in replicas:
         logits = jnp.log(replicas["part_probs"])[:, None, :]
-    likelihood = jnp.moveaxis(_log_likelihood(model, owner, replicas, betas) * betas, 2, 0)
-    if model.match_family is MixtureMatch:
-        return jax.random.categorical(key, logits + likelihood)
-    return sample_injection(key, logits + likelihood)
+    return logits + jnp.moveaxis(_log_likelihood(model, owner, replicas, betas) * betas, 2, 0)
+
+
+def _pose_log_prior(model: Conjugate, pose: Float[Array, "rungs K p"]) -> Float[Array, " rungs"]:
+    """Log density of the poses, but for a constant."""
+    precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, 2))
+    shift = jnp.moveaxis(pose, (0, 1, 2), (2, 1, 0)) - jnp.moveaxis(model.pose_mean, 1, 0)
+    distance = total(total(precision * shift[:, None] * shift[None], axis=0), axis=0)
+    return -0.5 * total(distance + log_det, axis=0)
 
 
 def _matched(match: Int[Array, "rungs N"]) -> Float[Array, "N N rungs"]:

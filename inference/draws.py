@@ -11,6 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 from numpyro.handlers import seed, trace
 
 from inference import symmetry
+from inference.evaluate import flat, log_joint_by_set
+from inference.presence import ranked
+from inference.presence_sets import possible_sets
 from inference.relabel import frame_at_match, relabel
 from inference.result import Result
 from models.marginal import marginal, match_posterior
@@ -45,6 +48,16 @@ def recover_match(
     )
     match = np.where(scene.present, match, -1)
     return match.reshape(chains, count, -1), match_probs.mean(axis=0)
+
+
+def recover_presence(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray], key: Array
+) -> Int[np.ndarray, "chains draws K"]:
+    """A set of present objects for each draw of the other sites, exactly; matches come after it."""
+    log_weight = log_joint_by_set(program, scene, flat(draws))
+    chosen = jax.random.categorical(jax.random.fold_in(key, 1), log_weight)
+    flags = np.asarray(possible_sets(program, scene).flags)[np.asarray(chosen)]
+    return flags.reshape(*draws["pose"].shape[:2], -1)
 
 
 @functools.lru_cache(maxsize=32)
@@ -82,6 +95,8 @@ def result_of_draws(
     pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
     centred = pose - pose.mean(axis=0)
     details = more.pop("details", {})
+    if "presence" in draws:
+        details = details | _presence_of(draws["presence"])
     if converged is None:
         r_hats = {
             "lp_r_hat": largest_r_hat(sample_stats["lp"]),
@@ -103,6 +118,16 @@ def result_of_draws(
         details=details,
         **more,
     )
+
+
+def _presence_of(presence: Int[np.ndarray, "chains draws K"]) -> dict[str, Any]:
+    """How often each object is present, and the most frequent sets, as `inference.presence` has."""
+    flat_sets = presence.reshape(-1, presence.shape[-1])
+    sets, counts = np.unique(flat_sets, axis=0, return_counts=True)
+    return {
+        "presence": (flat_sets > 0).mean(axis=0),
+        "presence_sets": ranked(sets, counts / len(flat_sets)),
+    }
 
 
 def largest_r_hat(values: Float[np.ndarray, "chains draws *rest"]) -> float:

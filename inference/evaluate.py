@@ -16,10 +16,11 @@ from jaxtyping import Array, Float, Int
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import log_density
 
+from inference.presence_sets import has_presence, sets_are_open, with_sets
 from models.errors import InputError
 from models.likelihood import MatchedParts
 from models.marginal import marginal
-from models.reading import Program
+from models.reading import Program, log_prob_of_data
 from models.scenes import Scene
 
 Draws = Mapping[str, np.ndarray]
@@ -29,8 +30,21 @@ BLOCK = 128
 
 
 def log_joint(program: Program, scene: Scene, draws: Draws) -> Float[np.ndarray, " draws"]:
-    """log p(points, latent sites) at each draw, with the match summed out."""
+    """log p(points, latent sites) at each draw, with the match summed out.
+
+    A `presence` that the draws do not have is summed out too.
+    """
+    if "presence" not in draws and has_presence(program, scene):
+        return np.logaddexp.reduce(log_joint_by_set(program, scene, draws), axis=1)
     return _in_blocks(_compiled(program, "joint"), _continuous(draws), scene)
+
+
+def log_joint_by_set(
+    program: Program, scene: Scene, draws: Draws
+) -> Float[np.ndarray, "draws sets"]:
+    """The same for each possible set of present objects, in the order of `possible_sets`."""
+    sets = with_sets(program, scene)
+    return _in_blocks(_compiled(program, "joint by set"), _continuous(draws), sets)
 
 
 def log_likelihood_by_point(
@@ -44,7 +58,8 @@ def prior_draws(
     program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
 ) -> dict[str, np.ndarray]:
     """Draws of all latent sites from the prior, `match` as the part of each row."""
-    drawn = _in_blocks(_compiled(program, "prior"), {"key": _keys(key, num_draws)}, scene)
+    values, sets = {"key": _keys(key, num_draws)}, with_sets(program, scene)
+    drawn = _in_blocks(_compiled(program, "prior"), values, sets)
     match = np.where(scene.present, drawn["match"].argmax(axis=-1), -1)
     return drawn | {"match": match}
 
@@ -53,7 +68,8 @@ def marginal_prior_draws(
     program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
 ) -> dict[str, np.ndarray]:
     """The same without the match, which is what takes the time."""
-    return _in_blocks(_compiled(program, "marginal prior"), {"key": _keys(key, num_draws)}, scene)
+    values, sets = {"key": _keys(key, num_draws)}, with_sets(program, scene)
+    return _in_blocks(_compiled(program, "marginal prior"), values, sets)
 
 
 def replicate(
@@ -119,6 +135,11 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
     def joint(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, ""]:
         return log_density(marginal(program), (), observed, values)[0]
 
+    def joint_by_set(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " sets"]:
+        return jax.vmap(lambda flags: joint(values, observed | {"presence": flags}))(
+            observed["presence"]
+        )
+
     def points(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " N"]:
         sites = _trace(marginal(program), Scene(**observed), values, jax.random.key(0))
         by_point = sites["points"]["fn"].log_prob_given_others(observed["points"])
@@ -127,9 +148,16 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
     def prior(
         values: dict[str, Array], observed: dict[str, Array], of: Program = program
     ) -> dict[str, Array]:
-        sites = _trace(of, Scene(**observed), {}, values["key"])
+        key, drawn = values["key"], {}
+        if sets_are_open(observed):  # the prior, given the number of points
+            key, set_key = jax.random.split(key)
+            sets = observed["presence"]
+            scenes = (Scene(**observed)._replace(presence=flags) for flags in sets)
+            log_prior = jnp.stack([log_prob_of_data(program, scene) for scene in scenes])
+            drawn["presence"] = sets[jax.random.categorical(set_key, log_prior)]
+        sites = _trace(of, Scene(**(observed | drawn)), {}, key)
         latent = (s for s in sites.values() if s["type"] == "sample" and not s["is_observed"])
-        return {site["name"]: site["value"] for site in latent}
+        return drawn | {site["name"]: site["value"] for site in latent}
 
     def anew(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, "N d"]:
         latent = {name: value for name, value in values.items() if name != "key"}
@@ -138,6 +166,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
 
     functions: dict[str, Callable[..., Any]] = {
         "joint": joint,
+        "joint by set": joint_by_set,
         "points": points,
         "prior": prior,
         "marginal prior": functools.partial(prior, of=marginal(program)),

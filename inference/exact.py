@@ -21,6 +21,7 @@ from inference.enumeration import sum_over_matches
 from inference.mixture import NUM_PARTITIONS, average, mix
 from inference.normalizer import data_log_prob, log_prior_normalizer
 from inference.parses import Draws, draw
+from inference.presence_sets import has_presence, possible_sets
 from inference.result import Result
 from inference.solutions import MAX_PARSES, Solution, ordered, plan_of, solutions
 from models import AnyArray
@@ -56,7 +57,7 @@ def run(
     began = time.perf_counter()
     scenes = check_scene(scene).batch()
     check_program(program, scenes.take(0))
-    if presence.has_presence(program, scenes.take(0)):
+    if has_presence(program, scenes.take(0)):
         solve = functools.partial(run, progress=progress)
         result = presence.run(solve, program, scenes)
         result = result if scene.is_batch else result.take(0)
@@ -156,17 +157,15 @@ def _proven_only(result: Result) -> Result:
 def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000) -> Draws:
     """Independent draws of (match, pose) from the exact posterior of one scene.
 
-    Returns numpy arrays: the part of each row, (draws, N), -1 in dummy rows, and the poses.
+    Returns numpy arrays: the part of each row, (draws, N), -1 in dummy rows, and the poses; where
+    the program leaves it open which objects are there, those too.
     """
     if scene.is_batch:
         raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
     scenes = check_scene(scene).batch()
-    if presence.has_presence(program, scenes.take(0)):
-        raise InputError(
-            "exact draws want a program without a latent 'presence'; say which objects are there "
-            "with scene._replace(presence=...), for example the most probable set that exact.run "
-            "finds (details['presence_sets'])"
-        )
+    base_key = jax.random.key(key) if isinstance(key, int) else key
+    if has_presence(program, scenes.take(0)):
+        return _sample_with_presence(program, scenes, base_key, num_draws)
     if _checked(program, scenes.take(0)).precision_prior is not None:
         raise InputError(
             "exact draws want a fixed precision, but the program has a site 'precision' with a "
@@ -175,11 +174,26 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     order, sizes = _points_first(scenes.present)
     sampler = _sampler(skeleton(program, scenes.layout), int(sizes[0]), num_draws)
     pieces = reader(program, scenes.layout)(Scene(**scenes.observed))
-    base_key = jax.random.key(key) if isinstance(key, int) else key
     drawn = jax.tree.map(np.asarray, sampler(base_key, pieces, order))
     match = np.full((num_draws, scenes.points.shape[1]), -1)
     match[:, order[0, : sizes[0]]] = drawn.match
     return Draws(match, drawn.pose)
+
+
+def _sample_with_presence(program: Program, scenes: Scene, key: Array, num_draws: int) -> Draws:
+    """A set of present objects by its evidence for each draw, and match and poses given the set."""
+    sets = np.asarray(possible_sets(program, scenes.take(0)).flags)
+    given = scenes.take(np.zeros(len(sets), int))._replace(presence=sets)
+    log_evidence = run(program, given).log_evidence
+    assert log_evidence is not None
+    choice = np.asarray(jax.random.categorical(key, log_evidence, shape=(num_draws,)))
+    drawn = {
+        s: sample(program, given.take(s), jax.random.fold_in(key, s), num_draws)
+        for s in np.unique(choice).tolist()
+    }
+    match = np.stack([drawn[s].match[i] for i, s in enumerate(choice)])
+    pose = np.stack([drawn[s].pose[i] for i, s in enumerate(choice)])
+    return Draws(match, pose, sets[choice])
 
 
 def _checked(program: Program, scene: Scene) -> Conjugate:

@@ -11,6 +11,11 @@ at a ladder of betas from 0, the prior, to 1, the posterior, and neighbours exch
 Poses are integrated out of the exchange and drawn anew after it, so that neighbours need to agree
 about discrete things only and a ladder of a dozen rungs is enough. The ladder gives the log
 evidence too.
+
+Which objects are present, where the program leaves it open, is drawn together with the match: first
+the set of them with the match summed out, then the match given the set, and the poses of absent
+objects from the prior. An object whose pose is a draw of the prior has hardly a point near it, so
+at beta = 1 sets seldom change; at a beta near 0 they do, and neighbours exchange sets with matches.
 """
 
 import functools
@@ -25,6 +30,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
+from scipy.special import logsumexp
 
 from inference.chains import beginnings, check_budget, run_chains
 from inference.conditionals import (
@@ -33,9 +39,12 @@ from inference.conditionals import (
     draw_part_probs,
     draw_pose,
     draw_precision,
+    draw_presence,
     prior_draw,
 )
 from inference.draws import as_chains, one_hot, owner_of, recover_match, result_of_draws
+from inference.normalizer import data_log_prob
+from inference.presence_sets import Sets, has_presence, possible_sets
 from inference.result import Result
 from inference.tempering import bridge, exchange, ladder
 from models.conjugacy import check_conjugate, check_program
@@ -60,6 +69,8 @@ class GibbsState(NamedTuple):
     accept_prob: Float[Array, " rungs-1"]
     """Probability of each exchange; NaN where it was not its turn."""
     rng_key: Array
+    sets: Sets | None = None
+    """The possible sets of present objects, where the program leaves them open."""
 
 
 class GibbsKernel(MCMCKernel):
@@ -97,9 +108,12 @@ class GibbsKernel(MCMCKernel):
         model_kwargs: dict[str, Any],
     ) -> GibbsState:
         """Chains that begin at `init_params`, values of sites, or at draws of the prior."""
+        scene = Scene(*model_args, **model_kwargs)
+        sets = possible_sets(self.program, scene) if has_presence(self.program, scene) else None
+        sets = jax.tree.map(jnp.asarray, sets)
         if rng_key.ndim == (0 if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else 1):
-            return self._init_chain(rng_key, init_params, Scene(*model_args, **model_kwargs))
-        chains = functools.partial(self._init_chain, scene=Scene(*model_args, **model_kwargs))
+            return self._init_chain(rng_key, init_params, scene, sets)
+        chains = functools.partial(self._init_chain, scene=scene, sets=sets)
         return jax.vmap(chains, in_axes=(0, None if init_params is None else 0))(
             rng_key, init_params
         )
@@ -111,36 +125,48 @@ class GibbsKernel(MCMCKernel):
         step = functools.partial(self._sweep, scene=Scene(*model_args, **model_kwargs))
         return step(state) if state.i.ndim == 0 else jax.vmap(step)(state)
 
-    def _init_chain(self, key: Array, values: Sites | None, scene: Scene) -> GibbsState:
+    def _init_chain(
+        self, key: Array, values: Sites | None, scene: Scene, sets: Sets | None
+    ) -> GibbsState:
         model = read(self.program, scene)
         betas = jnp.asarray(self.betas)
         rungs = len(betas)
         key, prior_key = jax.random.split(key)
         sites = prior_draw(prior_key, model) | (values or {})
         sites["match"] = jnp.arange(len(model.points))
+        if sets is not None:
+            sites["presence"] = jnp.zeros((), int)  # the first sweep draws it, given the poses
         replicas = {name: jnp.broadcast_to(x, (rungs, *x.shape)) for name, x in sites.items()}
         ratio = jnp.full((rungs - 1, 2), jnp.nan, float)
-        drawn = _visible(replicas, model)
-        return GibbsState(jnp.zeros((), int), betas, drawn, replicas, ratio, ratio[:, 0], key)
+        drawn = _visible(replicas, model, sets)
+        i = jnp.zeros((), int)
+        return GibbsState(i, betas, drawn, replicas, ratio, ratio[:, 0], key, sets)
 
     def _sweep(self, state: GibbsState, scene: Scene) -> GibbsState:
         single = read(self.program, scene)
         owner = owner_of(self.program, scene)
         model = jax.tree.map(lambda x: x[..., None], single)  # replicas are its axis of scenes
-        betas = state.betas
+        betas, sets = state.betas, state.sets
         key, match_key, swap_key, *keys = jax.random.split(state.rng_key, 6)
         replicas = dict(state.replicas)
+        if sets is not None:
+            models = jax.vmap(
+                lambda flags: read(self.program, scene._replace(presence=flags)), out_axes=-1
+            )(sets.flags)
+            set_key = jax.random.fold_in(match_key, 1)
+            replicas["presence"] = draw_presence(set_key, models, owner, replicas, betas, sets)
+            model = _of_replicas(models, replicas)
         replicas["match"] = draw_match(match_key, model, owner, replicas, betas)
         replicas, pose, swap = exchange(swap_key, model, owner, replicas, betas, state.i)
         replicas["pose"] = draw_pose(keys[0], pose)
+        model = model if sets is None else _of_replicas(models, replicas)  # they were exchanged
         if single.precision_prior is not None:
             replicas["precision"] = draw_precision(keys[1], model, owner, replicas, betas)
         if single.part_prior is not None:
             replicas["part_probs"] = draw_part_probs(keys[2], single, replicas["match"])
-        drawn = _visible(replicas, single)
-        return GibbsState(
-            state.i + 1, betas, drawn, replicas, swap.log_ratio, swap.accept_prob, key
-        )
+        drawn = _visible(replicas, single, sets)
+        told = (swap.log_ratio, swap.accept_prob)
+        return GibbsState(state.i + 1, betas, drawn, replicas, *told, key, sets)
 
 
 def run(
@@ -162,14 +188,15 @@ def run(
 
     Args:
         program: a NumPyro program that the closed forms hold for, as coordinate ascent wants it; a
-            mixture, a Gamma `precision` and Dirichlet `part_probs` are welcome.
+            mixture, a Gamma `precision`, Dirichlet `part_probs` and a `presence` are welcome.
         rungs: replicas of each chain; 1 for no tempering.
         start: begin at restarts of coordinate ascent, or at draws of the prior.
     """
     began = time.perf_counter()
     scene = check_budget(program, scene, num_chains, num_warmup, num_draws)
     check_program(program, scene)
-    check_conjugate(program, scene)
+    sets = possible_sets(program, scene) if has_presence(program, scene) else None
+    check_conjugate(program, scene if sets is None else scene._replace(presence=sets.flags[0]))
     base_key = jax.random.key(key) if isinstance(key, int) else key
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
     betas = ladder(program, scene, rungs)
@@ -194,6 +221,11 @@ def run(
     evidence = None
     if len(betas) > 1:
         evidence, error = bridge(log_ratio)
+        # What the ladder starts from, at beta = 0, is the probability of all data but the points.
+        data = (
+            data_log_prob(program, scene.batch())[0] if sets is None else logsumexp(sets.log_prior)
+        )
+        evidence = evidence + data
         details |= {"log_evidence_error": error}
         details |= {"swap_rate": np.nanmean(accept_prob, axis=(0, 1))}
         stats["acceptance_rate"] = np.nanmean(accept_prob, axis=-1)
@@ -226,7 +258,8 @@ def _compiled(program: Program) -> Callable[..., tuple[GibbsState, Any]]:
         def step(state: GibbsState, _: None) -> tuple[GibbsState, Any]:
             state = kernel.sample(state, (), observed)
             # The replica and not the draw: a dummy row has a part there, as the prior wants it.
-            lp = jax.vmap(log_joint)({name: x[:, -1] for name, x in state.replicas.items()})
+            last = state.z | {"match": state.replicas["match"][:, -1]}
+            lp = jax.vmap(log_joint)(last)
             names = ("z", "log_ratio", "accept_prob")
             return state, {name: getattr(state, name) for name in names} | {"lp": lp}
 
@@ -235,7 +268,14 @@ def _compiled(program: Program) -> Callable[..., tuple[GibbsState, Any]]:
     return advance
 
 
-def _visible(replicas: Sites, model: Conjugate) -> Sites:
+def _of_replicas(models: Conjugate, replicas: Sites) -> Conjugate:
+    """The pieces of the program for the set that each replica has, replicas last."""
+    return jax.tree.map(lambda x: x[..., replicas["presence"]], models)
+
+
+def _visible(replicas: Sites, model: Conjugate, sets: Sets | None) -> Sites:
     """What is collected: the last replica."""
     last = {name: x[-1] for name, x in replicas.items()}
+    if sets is not None:
+        last["presence"] = sets.flags[last["presence"]]
     return last | {"match": jnp.where(model.seen.any(axis=1), last["match"], -1)}

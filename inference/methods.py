@@ -113,8 +113,8 @@ PRIORS: dict[str, Callable[..., Any]] = {
 }
 """The program of each prior over matches; it takes `parts` and `precision`."""
 
-_WITH_PRESENCE = ("ds", "exact")
-"""Methods that try every set of present objects."""
+_WITH_PRESENCE = ("ds", "exact", "nuts", "gibbs")
+"""Methods that take a program which leaves open which objects are present."""
 
 
 class Preset(NamedTuple):
@@ -170,11 +170,16 @@ def program_of(
             raise InputError(f"there is no {what} {value!r}; choose from {', '.join(known)}")
     if prior != "uniform" and (method not in _WITH_PRESENCE or preset != "default"):
         raise InputError(
-            f"the prior {prior!r} is for the methods {' and '.join(_WITH_PRESENCE)} with the "
+            f"the prior {prior!r} is for the methods {', '.join(_WITH_PRESENCE)} with the "
             f"preset 'default', got {method!r} with {preset!r}; choose one of those, or the prior "
             "'uniform'"
         )
     return _program(method, None if objects is None else tuple(objects), precision, prior, preset)
+
+
+def methods_for(prior: str) -> tuple[str, ...]:
+    """Names of the methods that take a prior."""
+    return tuple(METHODS) if prior == "uniform" else _WITH_PRESENCE
 
 
 @functools.cache

@@ -19,10 +19,11 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 from numpyro.infer.hmc import HMCState, hmc
-from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
+from numpyro.infer.util import constrain_fn, unconstrain_fn
 
 from inference.chains import Beginnings, beginnings, check_budget, run_chains
-from inference.draws import as_chains, recover_match, result_of_draws
+from inference.draws import as_chains, recover_match, recover_presence, result_of_draws
+from inference.presence_sets import at_first_set, has_presence, potential, with_sets
 from inference.result import Result
 from inference.tempering import bridge, exchange_states, prior_ladder
 from models.conjugacy import check_program
@@ -72,7 +73,9 @@ def run(
 
     Args:
         program: any NumPyro program of sites `pose`, `match` and `points`, further continuous sites
-            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit.
+            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit. A
+            `presence` is summed out, at as many times the cost as there are possible sets of
+            present objects, and drawn afterwards.
         rungs: replicas of each chain for tempering; 1 for none. Whole states are exchanged, so more
             rungs are wanted than for Gibbs sampling: 12 to 16 for two objects, more by the root of
             the number of pose dimensions and by the logarithm of the precision. If a `swap_rate`
@@ -92,13 +95,18 @@ def run(
         raise InputError(
             f"the acceptance aimed at must lie between 0 and 1, got {target_accept}; try 0.8"
         )
+    if rungs > 1 and has_presence(program, scene):
+        raise InputError(
+            f"the program leaves open which objects are present, which NUTS sums out at beta = 1 "
+            f"only, got {rungs} rungs; take 1, or the method gibbs"
+        )
     base_key = jax.random.key(key) if isinstance(key, int) else key
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
     betas = prior_ladder(program, scene, rungs)
     depth = (10 if rungs == 1 else 6) if max_tree_depth is None else max_tree_depth
     sampler = _sampler(program, num_warmup, target_accept, depth)
     begins = beginnings(program, scene, begin_key, num_chains, start)
-    observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
+    observed = {name: jnp.asarray(x) for name, x in with_sets(program, scene).observed.items()}
     keys = jax.random.split(chain_key, num_chains)
     replicas = sampler.begin(keys, begins, jnp.asarray(betas), observed)
     collected = run_chains(
@@ -117,6 +125,8 @@ def run(
         evidence, error = bridge(stats.pop("log_ratio"))
         swap_rate = np.nanmean(stats.pop("swap_prob"), axis=(0, 1))
         details |= {"log_evidence_error": error, "swap_rate": swap_rate}
+    if has_presence(program, scene):
+        draws["presence"] = recover_presence(program, scene, draws, match_key)
     draws["match"], match_probs = recover_match(program, scene, draws, match_key)
     result = result_of_draws(
         "nuts",
@@ -141,14 +151,14 @@ def _sampler(
     def potential_of(
         beta: Float[Array, ""], **observed: Array
     ) -> Callable[[dict[str, Array]], Float[Array, ""]]:
-        return lambda z: potential_energy(tempered(marginal(program), beta), (), observed, z)
+        return lambda z: potential(tempered(program, beta), observed, z)
 
     init_kernel, sample_kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
 
     @jax.jit
     def begin(keys: Array, begins: Beginnings, betas: Betas, observed: Observed) -> Replicas:
         def replica(key: Array, beta: Float[Array, ""], begins: Beginnings) -> HMCState:
-            z = unconstrain_fn(marginal(program), (), observed, begins.values)
+            z = unconstrain_fn(marginal(program), (), at_first_set(observed), begins.values)
             return init_kernel(
                 z,
                 num_warmup,
@@ -180,7 +190,7 @@ def _sampler(
             )
             last = jax.tree.map(lambda x: x[-1], states)
             told = {
-                "values": constrain_fn(marginal(program), (), observed, last.z),
+                "values": constrain_fn(marginal(program), (), at_first_set(observed), last.z),
                 "lp": -last.potential_energy,
                 "energy": last.energy,
                 "diverging": last.diverging,

@@ -37,6 +37,8 @@ class Draws(NamedTuple):
     match: Int[AnyArray, "draws M"]
     """The part of each point."""
     pose: Float[AnyArray, "draws K p"]
+    presence: Int[AnyArray, "draws K"] | None = None
+    """Which objects are there, where that was open."""
 
 
 def best_parses(plan: Plan, tables: Tables, count: int) -> Parses:

@@ -35,6 +35,9 @@ POOL = 512
 ENTRIES = 1 << 23
 """Entries of the match probabilities of all slots: large scenes get fewer slots."""
 
+NARROWED = 1 << 16
+"""Entries of a pool that is narrowed for its last runs: less is not worth another compilation."""
+
 SEGMENT = 4
 """Steps between two looks at which slots are done."""
 
@@ -195,7 +198,8 @@ def best_of_restarts(
             pool = _empty(new, width * devices) if pool is None else pool
             pool = engine.insert(pool, new, places.reshape(-1))
         running = int((slots[..., 0] >= 0).sum())
-        if not rounds.waiting and running <= block * devices < most * devices == width * devices:
+        worth_it = width == most or width * scenes.layout.num_rows**2 >= NARROWED
+        if not rounds.waiting and running <= block * devices < width * devices and worth_it:
             pool, slots, width = *_narrow(pool, slots, block), block
         pool = engine.advance(pool)
         jobs = slots.reshape(-1, 2)

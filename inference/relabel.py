@@ -149,10 +149,16 @@ def relabel(symmetry: Symmetry, frame: Frame, draws: Draws) -> dict[str, np.ndar
     renaming = rename(symmetry, frame, pose.reshape(-1, *pose.shape[2:]))
     old = match.reshape(-1, match.shape[-1])
     new = np.where(old >= 0, np.take_along_axis(renaming.part, np.maximum(old, 0), axis=1), -1)
-    return dict(draws) | {
+    renamed = dict(draws) | {
         "pose": renaming.pose.reshape(pose.shape),
         "match": new.reshape(match.shape),
     }
+    if "presence" in draws:
+        flags = np.asarray(draws["presence"])
+        own = flags.reshape(renaming.object.shape)
+        moved = np.take_along_axis(own, renaming.object.argsort(axis=1), axis=1)
+        renamed["presence"] = moved.reshape(flags.shape)
+    return renamed
 
 
 def match_probs(draws: Draws) -> Float[np.ndarray, "N N"]:

@@ -16,8 +16,11 @@ from models.linalg import inverse_and_log_det, largest, loop_total, total
 from models.reading import Conjugate
 from models.templates import Parts
 
-MAX_HYPOTHESES = 1024
-"""Hypotheses scored for each object; tuples of points beyond that are drawn at random."""
+MAX_HYPOTHESES, FEWEST_HYPOTHESES = 4096, 1024
+"""Hypotheses scored for each object, in scenes of up to 64 rows and in very large ones; tuples of
+points beyond that are drawn at random."""
+
+_PAIRS = 1 << 18  # of points and hypotheses, which bounds memory in between
 
 KEPT_HYPOTHESES = 24
 """Of those the best of each object, which objects are placed by."""
@@ -118,7 +121,7 @@ def poses(
     chance = jnp.where(possible, jax.random.gumbel(key, possible.shape), -jnp.inf)
     absent = _ABSENT * _FLOOR * structure.valid.sum(axis=1)
     kept = held.any(axis=(1, 2))
-    choice = _place(closeness, chance - absent[:, None], free, kept)
+    choice = _place(closeness, chance - absent[:, None], free, kept, largest_first(structure))
     placed = jnp.take_along_axis(closeness, jnp.maximum(choice, 0)[:, None, None, None], axis=3)
     # Objects that are not placed start at random: alike, identical ones would stay alike.
     shape = (num_objects, len(model.points), most)
@@ -130,6 +133,15 @@ def poses(
         weights = weights.at[:, members[valid]].set(placed[k][:, valid])
     weights = jnp.where(seen[:, None], weights, _FLOOR)
     return Start(_where_allowed(model, weights), beta)
+
+
+def largest_first(structure: Structure) -> Int[np.ndarray, " K"]:
+    """The order in which objects are placed.
+
+    By chance three points look like a triangle where there are many, but hardly six like a plane.
+    Placed last, a triangle has but the points to choose from that the others leave.
+    """
+    return np.argsort(-structure.valid.sum(axis=1), kind="stable")
 
 
 def _score(closeness: Float[Array, "N most H"]) -> Float[Array, " H"]:
@@ -163,6 +175,7 @@ def _place(
     bonus: Float[Array, "K H"],
     free: Bool[Array, " N"],
     kept: Bool[Array, " K"],
+    order: Int[np.ndarray, " K"],
 ) -> Int[Array, " K"]:
     """The hypothesis of each object, -1 for none, that together explain the free points best.
 
@@ -191,7 +204,7 @@ def _place(
         jnp.broadcast_to(free, (BEAM, num_points)),
         jnp.full((BEAM, num_objects), -1),
     )
-    objects = (jnp.arange(num_objects), closeness, bonus, kept)
+    objects = jax.tree.map(lambda x: x[order], (jnp.arange(num_objects), closeness, bonus, kept))
     (_, _, choice), _ = jax.lax.scan(place, start, objects)
     return choice[0]
 
@@ -320,13 +333,14 @@ def _tuples(
     one object are: their rank by distance is uniform in its logarithm.
     """
     num_points = len(points)
-    if num_points**size <= MAX_HYPOTHESES:
+    most = max(FEWEST_HYPOTHESES, min(MAX_HYPOTHESES, _PAIRS // num_points))
+    if num_points**size <= most:
         return jnp.asarray(np.indices((num_points,) * size).reshape(size, -1).T)
     first_key, rank_key = jax.random.split(key)
     apart = ((points[:, None] - points) ** 2).sum(axis=-1)
     by_distance = jnp.argsort(jnp.where(seen, apart, jnp.inf), axis=1)
-    first = jax.random.categorical(first_key, jnp.log(seen), shape=(MAX_HYPOTHESES,))
+    first = jax.random.categorical(first_key, jnp.log(seen), shape=(most,))
     height = jnp.log(jnp.maximum(seen.sum(), 2).astype(float))
-    rank = jnp.exp(jax.random.uniform(rank_key, (MAX_HYPOTHESES, size - 1)) * height)
+    rank = jnp.exp(jax.random.uniform(rank_key, (most, size - 1)) * height)
     others = by_distance[first[:, None], rank.astype(int)]
     return jnp.concatenate([first[:, None], others], axis=1)

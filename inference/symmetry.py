@@ -168,6 +168,7 @@ def _that_keep_the_density(
 ) -> list[tuple[int, int, Turn]]:
     """Those under which the program's own density is the same at some draws of its prior."""
     draws = marginal_prior_draws(program, scene, num_draws=_PROBES)
+    draws.pop("presence", None)  # a swap of objects changes it, so the density is summed over it
     poses = [draws["pose"]]
     for source, target, turn in candidates:
         pose = draws["pose"].copy()

@@ -153,6 +153,8 @@ def exchange(
     """
     which, where = trials(len(betas))
     every = jax.tree.map(lambda x: x[which], replicas)
+    if model.points.shape[-1] > 1:  # each replica has its own
+        model = jax.tree.map(lambda x: x[..., which], model)
     log_integral, pose = integrated(model, owner, every, betas[where])
     swap = propose(key, log_integral, turn)
     moved = jax.tree.map(lambda x: x[swap.chosen], every)

@@ -1,6 +1,7 @@
 """A result of any method as ArviZ's InferenceData, with names for every dimension.
 
-posterior             pose (object, pose_dim), match (point, part), other sites as they are
+posterior             pose (object, pose_dim), match (point, part), presence (object) where it is
+                      open which objects are there, other sites as they are
 log_likelihood        points (point): log p(point | all other points, draw), match summed out
 observed_data         points (point, feature)
 constant_data         owner (part): the object of each part
@@ -89,6 +90,7 @@ def to_arviz(
         "pose": ["object", "pose_dim"],
         "match": ["point", "part"],
         "part_probs": ["part"],
+        "presence": ["object"],
         "owner": ["part"],
     }
     data = az.from_dict(

@@ -21,7 +21,7 @@ def compare(
         typer.Option(
             metavar="NAMES",
             help="Methods, with commas between them.",
-            show_default="all of them",
+            show_default="all that take the prior",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the methods' random numbers.")] = 0,
@@ -40,6 +40,9 @@ def compare(
             show_default="the model's own: 1e4",
         ),
     ] = None,
+    prior: Annotated[
+        str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")
+    ] = "uniform",
     rungs: Annotated[
         int | None,
         typer.Option(
@@ -71,7 +74,7 @@ def compare(
 
     from inference.compare import compare as run
     from inference.compare import render
-    from inference.methods import METHODS
+    from inference.methods import methods_for
     from models.errors import InputError
     from models.scenes import load_scenes
 
@@ -82,7 +85,7 @@ def compare(
             f"{scenes} has {count} scenes with points, so there is no scene {index}; give an index "
             f"from 0 to {count - 1}"
         )
-    names = list(METHODS) if methods is None else _split(methods)
+    names = list(methods_for(prior)) if methods is None else _split(methods)
     objects = None if shapes is None else _split(shapes)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
@@ -100,6 +103,7 @@ def compare(
             seed=seed,
             objects=objects,
             precision=precision,
+            prior=prior,
             rungs=rungs,
             twice=not once,
             progress=progress,

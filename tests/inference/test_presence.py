@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from inference import cavi, exact, presence
+from inference import cavi, exact, presence_sets
 from models.constellation import presence_constellation, sized_constellation
 from models.errors import InputError
 from models.geometry import affine
@@ -237,7 +237,7 @@ def test_a_scene_that_no_set_explains():
 
 def test_too_many_objects_are_refused():
     parts = stack([[[0.0, 0.0], [1.0, 0.0]]] * 13)
-    assert presence.MAX_SETS == 2**12
+    assert presence_sets.MAX_SETS == 2**12
     scene = make_scene(np.zeros((2, 2)), parts.num_parts)
     with pytest.raises(InputError, match=r"has 13 objects, 2\^13 sets .* without a presence site"):
         exact.run(program_of(parts, 0.5, presence_prob=0.5), scene)

@@ -1,0 +1,180 @@
+"""Scenes that grow: accuracy and time of VI, RANSAC and exact inference with 3 to 12 objects.
+
+Scenes have all of 3, 6, 9 or 12 objects, the six shapes in turn, without noise; "occluded" ones
+lack each part with probability 0.1. Scenes are of a seed that nothing was tuned on. They are worked
+off in small batches (RANSAC one by one, as it pads batches) until a method has had its time on a
+size, so large scenes may be few; times are without compilation. The picture goes to
+`docs/images/growing.png`.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from inference import cavi, exact, ransac
+from inference.commands.shared import Stopwatch
+from inference.methods import PRIORS
+from inference.metrics import partition_metrics
+from inference.result import Result
+from models.errors import InputError
+from models.generator import sample_scenes
+from models.reading import Program
+from models.scenes import Scene
+from models.templates import SHAPES, shapes, stack
+
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "growing.png"
+
+OBJECTS = (3, 6, 9, 12)
+NUM_SCENES, BATCH = 24, 8
+SECONDS = 60.0
+"""For a method on the scenes of a size; what is begun is finished."""
+SEED = 40_411
+MISSING = 0.1
+
+COLOURS = {"ds": "#E69F00", "presence-ds": "#D55E00", "ransac": "#009E73", "exact": "#0072B2"}
+
+
+class Cell(NamedTuple):
+    """What a method does on the scenes of a size."""
+
+    right: Float[np.ndarray, " scenes"]
+    segmentation: Float[np.ndarray, " scenes"]
+    seconds: float
+    """For a scene."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(
+            f"{x.mean():.3f} ± {x.std() / np.sqrt(len(x)):.3f}"
+            for x in (self.right, self.segmentation)
+        )
+        return f"{shown} of {len(self.right)}; {1e3 * self.seconds:,.0f} ms"
+
+
+Table = dict[tuple[str, bool], dict[int, Cell]]
+"""By method and whether parts are missing, and by the number of parts of all objects."""
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Every method on every size, without and with parts missing, and how its time grows."""
+    table: Table = {(method, occluded): {} for method in COLOURS for occluded in (False, True)}
+    for count in OBJECTS:
+        names = tuple(list(SHAPES)[k % len(SHAPES)] for k in range(count))
+        num_parts = sum(len(SHAPES[name]) for name in names)
+        for (method, occluded), cells in table.items():
+            solve, batch = _method(method, names, occluded)
+            what = f"{method}, {count} objects, {num_parts} parts"
+            try:
+                cells[num_parts] = cell = _measured(solve, _scenes(names, occluded), batch)
+            except InputError as refusal:
+                yield what, _kind(occluded), f"refused: {str(refusal).split(';')[0]}", ""
+            else:
+                yield what, _kind(occluded), str(cell), ""
+    for (method, occluded), cells in table.items():
+        if len(cells) > 1:
+            yield f"{method}, time by parts", _kind(occluded), f"N^{exponent(cells):.1f}", ""
+    draw(table)
+
+
+def exponent(cells: dict[int, Cell]) -> float:
+    """Of the power of the number of parts that the time grows with."""
+    seconds = [cell.seconds for cell in cells.values()]
+    return float(np.polyfit(np.log(list(cells)), np.log(seconds), 1)[0])
+
+
+def draw(table: Table) -> None:
+    """Accuracy by the number of objects, and time by that of parts."""
+    figure = Figure(figsize=(9.6, 4.0), layout="constrained")
+    accuracy, cost = figure.subplots(1, 2)
+    sizes = list(table["ds", False])
+    for (method, occluded), cells in table.items():
+        if not cells:
+            continue
+        style: dict[str, Any] = {
+            "color": COLOURS[method],
+            "marker": "s" if occluded else "o",
+            "linestyle": "--" if occluded else "-",
+        }
+        label = f"{method}, {_kind(occluded)}" if occluded else method
+        mean = np.array([cell.right.mean() for cell in cells.values()])
+        error = np.array([cell.right.std() / np.sqrt(len(cell.right)) for cell in cells.values()])
+        shift = 0.12 * (list(COLOURS).index(method) - 1.5)
+        places = np.array([OBJECTS[sizes.index(size)] for size in cells]) + shift
+        accuracy.errorbar(places, mean, error, capsize=3, label=label, **style)
+        power = f", $N^{{{exponent(cells):.1f}}}$" if len(cells) > 1 else ""
+        seconds = [cell.seconds for cell in cells.values()]
+        cost.loglog(list(cells), seconds, label=label + power, **style)
+    accuracy.set_xticks(OBJECTS)
+    accuracy.set(xlabel="objects", ylabel="scenes parsed rightly", ylim=(-0.03, 1.05))
+    cost.set(xlabel="parts of all objects, N", ylabel="seconds a scene")
+    cost.set_xticks(sizes, [str(size) for size in sizes])
+    cost.minorticks_off()
+    for axes in (accuracy, cost):
+        _finish(axes)
+    cost.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(PICTURE, dpi=120)
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _method(
+    method: str, names: tuple[str, ...], occluded: bool
+) -> tuple[Callable[[Scene], Result], int]:
+    """How to solve scenes, and how many of them at a time."""
+    if method == "presence-ds":
+        present = _program("presence", names, 1 - MISSING if occluded else 1.0)
+        return lambda scenes: cavi.run(present, scenes, 0), BATCH
+    uniform = _program("uniform", names)
+    if method == "ransac":
+        return lambda scenes: ransac.run(uniform, scenes, 0), 1
+    if method == "exact":
+        return lambda scenes: exact.run(uniform, scenes), BATCH
+    return lambda scenes: cavi.run(uniform, scenes, 0), BATCH
+
+
+@functools.cache  # methods compile once for each program, told apart by identity
+def _program(prior: str, names: tuple[str, ...], visibility: float | None = None) -> Program:
+    given = {} if visibility is None else {"visibility": visibility}
+    return functools.partial(PRIORS[prior], parts=stack(shapes(*names)), **given)
+
+
+def _measured(solve: Callable[[Scene], Result], scenes: Scene, batch: int) -> Cell:
+    """Batch after batch, until there is no time left."""
+    assert scenes.object is not None
+    found: list[np.ndarray] = []
+    began = time.perf_counter()
+    with Stopwatch() as watch:
+        for start in range(0, NUM_SCENES, batch):
+            some = scenes.take(slice(start, start + batch))
+            found.append(watch.time(functools.partial(solve, some)).object)
+            if time.perf_counter() - began > SECONDS:
+                break
+    labels = np.concatenate(found)
+    metrics = partition_metrics(scenes.object[: len(labels)], labels)
+    return Cell(metrics["scene_accuracy"], metrics["sa"], watch.seconds / len(labels))
+
+
+def _scenes(names: tuple[str, ...], occluded: bool) -> Scene:
+    scenes = sample_scenes(NUM_SCENES, seed=SEED, objects=names, presence=1.0)
+    if not occluded:
+        return scenes
+    rng = np.random.default_rng(SEED)
+    present = scenes.present & (rng.random(scenes.present.shape) >= MISSING)
+    return Scene(
+        np.where(present[..., None], scenes.points, 0.0),
+        present,
+        np.where(present, scenes.object, -1),
+    )
+
+
+def _kind(occluded: bool) -> str:
+    return "parts missing" if occluded else "all parts"
