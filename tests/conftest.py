@@ -10,7 +10,8 @@ from hypothesis import settings
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
 )
-# And what one test process or notebook has compiled the others, and the next run, need not.
+# And what one test process or notebook has compiled the others, and the next run, need not;
+# commands leave the configuration alone where there is a folder for it.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 

@@ -31,9 +31,8 @@ FIELDS = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", 
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch, tmp_path):
+def small_blocks(monkeypatch):
     monkeypatch.setattr(batch, "BLOCK", 8)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -85,6 +84,18 @@ def test_the_chunk_changes_no_answer(path, tmp_path, plain, chunk):
     np.testing.assert_array_equal(
         np.concatenate([result.scene.points for result in stored]), SCENES.points
     )
+
+
+def test_nor_does_it_with_random_starts(path):
+    """Coordinate ascent, whose runs share a pool: the same bit by bit in whatever chunks."""
+    found = []
+    for chunk in (8, 24):
+        with SceneFile(path) as file:
+            work = Work(Job("ds", 3, {"restarts": 2}), file, chunk=chunk, limit=30)
+            found.append(list(work.results(work.share())))
+    assert len(found[0]) > len(found[1]) > 1
+    for name in (*FIELDS, "elbo"):
+        np.testing.assert_array_equal(*(all_of(results, name) for results in found))
 
 
 def test_blocks_have_random_keys_of_their_own_and_the_first_that_of_the_method(monkeypatch, path):

@@ -29,12 +29,6 @@ COMMANDS = ("demo", "sample", "infer", "film", "evaluate", "reproduce")
 SCENES = sample_scenes(16, sigma=0.1, seed=0)
 
 
-@pytest.fixture(autouse=True)
-def no_global_cache(monkeypatch, tmp_path):
-    """Commands that run in this process leave JAX's configuration alone."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
-
-
 def run(*arguments):
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 

@@ -24,12 +24,6 @@ from models.face_images import save_images
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def no_global_cache(monkeypatch, tmp_path):
-    """Commands that run in this process leave JAX's configuration alone."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A small set of part images, as a user would give it."""

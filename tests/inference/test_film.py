@@ -111,8 +111,7 @@ def test_a_film_wants_a_history():
 
 
 @pytest.fixture
-def scene_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # leave the configuration alone
+def scene_file(tmp_path):
     file = tmp_path / "scene.npz"
     save_scenes(file, RESULT.scene.batch())
     return file

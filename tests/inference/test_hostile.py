@@ -64,9 +64,8 @@ def quick(program, scene, seed, progress, **options):
 
 
 @pytest.fixture(autouse=True)
-def quick_method(monkeypatch, tmp_path):
+def quick_method(monkeypatch):
     monkeypatch.setitem(methods.METHODS, "ransac", methods.METHODS["ransac"]._replace(run=quick))
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def run(*arguments):
