@@ -25,7 +25,7 @@ from models.scenes import Scene
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "restarts.png"
 
 SIGMAS = (0.0, 0.25)
-NUM_DRAWS, SEED = 256, 51_717
+NUM_DRAWS, SEED = 160, 51_717
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 ENOUGH = 0.99
 TIE = 1e-6

@@ -56,34 +56,33 @@ def search(solve: Solve, program: Program, scenes: Scene) -> Result:
     num_scenes, num_objects = len(scenes.points), len(objects.template)
     everything = np.full((num_scenes, num_objects), objects.states[-1])
     loose = solve(relaxed(program), scenes._replace(presence=everything))
-    share = _shares(loose)
+    share = _shares(loose, objects)
     suggested = np.where(share > 0.5, objects.states[-1], objects.states[0])
     tried: list[set[bytes]] = [set() for _ in range(num_scenes)]
     best = np.full(num_scenes, -np.inf)
-    centre = [_canonical(objects, flags) for flags in suggested]
-    active, found, scene_of, sets = np.arange(num_scenes), [], [], []
-    for turn in itertools.count():
-        # At first what is nearest may be impossible, so it is looked for all around.
-        scene, flags = _candidates(program, scenes, objects, active, centre, share, tried)
-        if turn == 0:
-            met = np.isin(np.arange(num_scenes), scene)
-            refuse_unexplained(scenes, ~met)
-        if not len(scene):
-            break
+    near = functools.partial(_candidates, program, scenes, objects, share, tried)
+    scene, flags = near({s: [own] for s, own in enumerate(suggested)})
+    unmet = np.setdiff1d(np.arange(num_scenes), scene)
+    if len(unmet):  # no set near the suggested one is possible: look near sets of any size
+        more_scene, more_flags = near({s: _nested(objects, share[s]) for s in unmet.tolist()})
+        scene, flags = np.append(scene, more_scene), np.concatenate([flags, more_flags])
+        refuse_unexplained(scenes, ~np.isin(np.arange(num_scenes), scene))
+    found, scene_of, sets = [], [], []
+    while len(scene):
         solved = solve(program, scenes.take(scene)._replace(presence=flags))
         assert solved.elbo is not None
         value = solved.elbo + np.log([_ways(objects, own) for own in flags])
         found.append(solved)
         scene_of.append(scene)
         sets.append(flags)
-        improved = []
+        improved = {}
         for s in np.unique(scene):
             own = np.flatnonzero(scene == s)
             first = own[value[own].argmax()]
             if value[first] > best[s] + _BETTER:
-                best[s], centre[s] = value[first], flags[first]
-                improved.append(s)
-        active = np.array(improved, int)
+                best[s] = value[first]
+                improved[int(s)] = [flags[first]]
+        scene, flags = near(improved)
     flags, scene = np.concatenate(sets), np.concatenate(scene_of)
     ways = np.array([_ways(objects, own) for own in flags])
     result = weighed(_joined(found), scenes, scene, flags, ways, np.eye(num_objects))
@@ -129,41 +128,53 @@ def _objects(program: Program, scene: Scene) -> Objects:
     return Objects(template, states)
 
 
-def _shares(result: Result) -> Float[np.ndarray, "scenes K"]:
-    """The share of its parts that each object has met."""
+def _shares(result: Result, objects: Objects) -> Float[np.ndarray, "scenes K"]:
+    """The share of its parts that each object has met, of objects that are alike largest first."""
     of_object = np.eye(result.owner.max() + 1)[result.owner]
     mass = np.einsum("smn,nk,sm->sk", result.match_probs, of_object, result.scene.present)
-    return mass / of_object.sum(axis=0)
+    share = mass / of_object.sum(axis=0)
+    for first in np.unique(objects.template):
+        own = objects.template == first
+        share[:, own] = np.sort(share[:, own], axis=1)[:, ::-1]
+    return share
 
 
 def _candidates(
     program: Program,
     scenes: Scene,
     objects: Objects,
-    active: Int[np.ndarray, " active"],
-    centre: list[np.ndarray],
     share: Float[np.ndarray, "scenes K"],
     tried: list[set[bytes]],
+    centres: dict[int, list[np.ndarray]],
 ) -> tuple[Int[np.ndarray, " runs"], Int[np.ndarray, "runs K"]]:
-    """For each scene the possible sets nearest to what the points suggest that are to be tried."""
-    scene, sets = [], []
-    for s in active:
-        near = {flags.tobytes(): flags for flags in _neighbours(objects, centre[s])}
+    """The possible sets near some sets of each scene, the nearest to what the points suggest."""
+    scene: list[int] = []
+    sets: list[np.ndarray] = []
+    for s, around in centres.items():
+        all_near = (flags for centre in around for flags in _neighbours(objects, centre))
+        near = {flags.tobytes(): flags for flags in all_near}
         new = [flags for name, flags in near.items() if name not in tried[s]]
         scene += [s] * len(new)
         sets += new
     if not sets:
-        return np.zeros(0, int), np.zeros((0, len(objects.template)), int)
+        return np.zeros(0, int), np.zeros((0, len(objects.template)), objects.states.dtype)
     where, flags = np.array(scene), np.stack(sets)
     possible = _possible(program, scenes, where, flags)
     distance = np.abs((flags > 0) - share[where]).sum(axis=1)
     chosen: list[int] = []
-    for s in active:
+    for s in centres:
         own = np.flatnonzero((where == s) & possible)
         nearest = own[np.argsort(distance[own], kind="stable")[:WIDTH]]
         tried[s].update(flags[i].tobytes() for i in nearest)
         chosen += nearest.tolist()
     return where[chosen], flags[chosen]
+
+
+def _nested(objects: Objects, share: Float[np.ndarray, " K"]) -> list[np.ndarray]:
+    """Sets of every size, of the objects that have met the largest share of their parts."""
+    rank = np.argsort(np.argsort(-share, kind="stable"))
+    absent, there = objects.states[0], objects.states[-1]
+    return [np.where(rank < size, there, absent) for size in range(len(share) + 1)]
 
 
 def _neighbours(objects: Objects, flags: Int[np.ndarray, " K"]) -> Iterator[np.ndarray]:
