@@ -21,7 +21,7 @@ from models.scenes import Scene
 from models.templates import shapes, stack
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "calibration.png"
-NUM_SCENES = 150
+NUM_SCENES = 100
 
 
 def _exact(program: Program, scene: Scene, seed: int) -> Result:

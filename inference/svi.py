@@ -219,6 +219,12 @@ def _compiled(
     return advance, jax.jit(jax.vmap(family.elbo))
 
 
+@functools.lru_cache(maxsize=32)
+def _constrained(family: Family) -> Callable[[Params, Frame], Params]:
+    """Compiled once for each family, and not for each scene."""
+    return jax.jit(jax.vmap(family.constrained))
+
+
 def _settled(elbo: Float[np.ndarray, "looks+1 runs"], tolerance: float) -> Any:
     """Which runs changed by less than the tolerance at the last two looks."""
     if len(elbo) < 3:
@@ -259,7 +265,7 @@ def _mean_field_result(
     common: dict[str, Any],
 ) -> Result:
     """The parameters of q are the result."""
-    q = jax.jit(jax.vmap(family.constrained))(params, frame)
+    q = _constrained(family)(params, frame)
     factor = np.asarray(q["pose_scale_tril"])
     match_probs = np.asarray(match_probs_of(q))
     owner = owner_of(program, scenes.take(0))
