@@ -35,6 +35,9 @@ METHODS: dict[str, Callable[[Program, Scene, int], Result]] = {
     "ds": cavi.run,
 }
 
+TOGETHER = ("svi", "ds")
+"""Methods that take all scenes at once."""
+
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
     """Rank the true poses of the same scenes by every method, and draw the picture."""
@@ -42,7 +45,9 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     found = {}
     for name, run in METHODS.items():
         began = time.perf_counter()
-        found[name] = calibrate(program, run, np.ones(3, bool), num_scenes=NUM_SCENES)
+        found[name] = calibrate(
+            program, run, np.ones(3, bool), num_scenes=NUM_SCENES, together=name in TOGETHER
+        )
         seconds = time.perf_counter() - began
         values = ", ".join(f"{p:.2g}" for p in found[name].p_values()[0])
         yield (

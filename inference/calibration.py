@@ -54,6 +54,7 @@ def calibrate(
     key: Array | int = 0,
     num_scenes: int = 100,
     num_draws: int = 99,
+    together: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
     """Ranks of true poses among the draws of a method, over scenes drawn from the program.
@@ -67,6 +68,8 @@ def calibrate(
         present: which rows of a scene are points.
         num_features: of a point.
         num_draws: with which each truth is ranked; those of a sampler are thinned to so many.
+        together: give the method all scenes at once, as a batch, where it takes one (`cavi.run`,
+            `svi.run`); much quicker.
     """
     present = np.asarray(present)
     if present.ndim != 1 or not present.any():
@@ -80,8 +83,10 @@ def calibrate(
     points = replicate(program, blank, truths, points_key)
     group = symmetry.find(program, blank)
     ranks = []
+    if together:
+        every = method(program, Scene(points, np.tile(present, (num_scenes, 1))), 0)
     for i in range(num_scenes):
-        result = method(program, Scene(points[i], present), i)
+        result = every.take(i) if together else method(program, Scene(points[i], present), i)
         drawn = draws_of(program, result, jax.random.fold_in(draws_key, i), num_draws, 1)
         frame = frame_of(program, result)
         poses = flat(relabel(group, frame, drawn))["pose"]

@@ -255,6 +255,17 @@ def test_the_plot_has_a_curve_for_each_method_in_each_panel():
     assert figure.axes[0].get_ylabel().startswith("triangle")
 
 
+def test_a_batch_of_scenes_has_the_ranks_of_each_of_them():
+    def run(program, scene, seed):
+        return exact.run(program, scene)
+
+    apart, together = (
+        calibrate(TRIANGLE, run, PRESENT, num_scenes=5, together=way) for way in (False, True)
+    )
+    np.testing.assert_array_equal(together.ranks, apart.ranks)
+    assert len(np.unique(apart.ranks)) > 5
+
+
 def test_a_scene_without_points_cannot_be_drawn():
     with pytest.raises(InputError, match="with at least one"):
         calibrate(TRIANGLE, brute_force, np.zeros(3, bool))
