@@ -221,8 +221,8 @@ def _possible(
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     padded = np.resize(first, 1 << (len(first) - 1).bit_length())  # few widths, few compilations
     constants = log_constants(program, scenes.take(scene[padded]), flags[padded])
-    finite = np.asarray(np.isfinite(constants).all(axis=0))[: len(first)]
-    return finite[inverse.ravel()]
+    finite = np.isfinite(np.stack(constants)).all(axis=0)
+    return np.asarray(finite)[: len(first)][inverse.ravel()]
 
 
 def _joined(results: list[Result]) -> Result:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,10 +77,19 @@ def test_the_search_finds_what_going_through_all_sets_finds(visibility):
     if visibility < 1:
         present = scenes.present & (rng.random(scenes.present.shape) < visibility)
         scenes = Scene(scenes.points * present[..., None], present).take(present.sum(axis=1) > 2)
-    solve = functools.partial(cavi.run, key=0)
+    known: dict[bytes, float] = {}
+
+    def solve(program, some):
+        """A set's ELBO as it was found first: a run depends on its place in the batch."""
+        result = cavi.run(program, some, 0)
+        if program is not given:
+            return result
+        names = [p.tobytes() + s.tobytes() for p, s in zip(some.points, some.presence, strict=True)]
+        return replace(result, elbo=np.array(list(map(known.setdefault, names, result.elbo))))
+
     every = presence.run(solve, given, scenes)
     found = presence_search.search(solve, given, scenes)
-    assert (found.elbo <= every.elbo + 0.02).all()  # ties; a sum over fewer sets is no larger
+    assert (found.elbo <= every.elbo + 1e-9).all()  # a sum over fewer sets, none of them twice
     assert np.mean(found.elbo > every.elbo - 0.1) >= 0.9
     pairs = zip(every.details["presence_sets"], found.details["presence_sets"], strict=True)
     assert np.mean([(a[0][0] == b[0][0]).all() for a, b in pairs]) >= 0.9
