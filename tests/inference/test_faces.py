@@ -21,6 +21,8 @@ from models.faces import face_parts, faces_program
 from models.scenes import join
 from tests.agreement import assert_means
 
+pytestmark = pytest.mark.long
+
 K = 2
 
 

@@ -20,6 +20,8 @@ from models.reading import read
 from models.scenes import Scene, make_scene, save_scenes
 from models.templates import shapes, stack
 
+pytestmark = pytest.mark.long
+
 NAMES = ("square", "triangle", "triangle")
 program = functools.partial(presence_constellation, parts=stack(shapes(*NAMES)))
 MANY = ("square", "triangle") * 6
