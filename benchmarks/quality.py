@@ -27,12 +27,11 @@ ROWS = (
     ("exact", "sized"),
     ("exact", "presence"),
     ("exact", "uniform"),
-    ("ds", "sized"),
     ("ds", "presence"),
     ("ds", "uniform"),
     ("ransac", "uniform"),
 )
-COLOURS = ("#003D5C", "#0072B2", "#56B4E9", "#8C2D04", "#D55E00", "#E69F00", "#009E73")
+COLOURS = ("#003D5C", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73")
 MARKERS = {"sized": "D", "presence": "o", "uniform": "s"}
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
