@@ -33,7 +33,7 @@ PICTURE = Path(__file__).parents[1] / "docs" / "images" / "growing.png"
 
 OBJECTS = (3, 6, 9, 12)
 NUM_SCENES, BATCH = 24, 8
-SECONDS = 60.0
+SECONDS = 20.0
 """For a method on the scenes of a size, compilation apart; what is begun is finished."""
 SEED = 40_411
 MISSING = 0.1
