@@ -21,7 +21,7 @@ from models.errors import InputError
 from models.generator import sample_scenes
 from models.scenes import Scene, load_scenes, whole_file
 
-BLOCK = 64
+BLOCK = 256
 """Scenes that a method gets at a time."""
 
 VERSION = 2
@@ -183,9 +183,9 @@ def run_cells(
 
 
 def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np.ndarray]:
-    """The metrics of one block of scenes; the last block is filled up with scenes of its own."""
+    """The metrics of one block of scenes; the last of several is filled up with its own scenes."""
     some = np.arange(number * BLOCK, min((number + 1) * BLOCK, len(scenes.points)))
-    block = scenes.take(np.resize(some, BLOCK))
+    block = scenes.take(np.resize(some, min(BLOCK, len(scenes.points))))
     key = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     result = infer(cell.method, block, key, preset=cell.preset, **_options(cell))
     return {
