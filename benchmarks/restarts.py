@@ -2,10 +2,9 @@
 
 The share of scenes on which the best of the first runs, by its ELBO, has the exact most probable
 partition of the program with the presence prior (where several are equally probable, any of them);
-a run is one for each set of present objects that can explain the scene. Three kinds of runs: from a
-random R, from pose hypotheses, and from pose hypotheses where every other run from the fifth on
-keeps all but two objects of the best solution so far. Scenes are of a seed that nothing was tuned
-on; times are of batches, without compilation. The picture goes to `docs/images/restarts.png`.
+a run is one for each set of present objects that can explain the scene. Runs are of two kinds: from
+a random R, and from pose hypotheses. Scenes are of a seed that nothing was tuned on; times are of
+batches, without compilation. The picture goes to `docs/images/restarts.png`.
 """
 
 from collections.abc import Iterator
@@ -31,13 +30,11 @@ ENOUGH = 0.99
 TIE = 1e-6
 """Partitions whose probabilities differ by less than this share are equally probable."""
 
-_NEVER = 10**6  # confirmations: later runs keep objects, but no scene is done early
 KINDS: dict[str, dict[str, Any]] = {
     "uniform R": {"start": "uniform", "confirmations": None},
     "pose hypotheses": {"start": "poses", "confirmations": None},
-    "pose hypotheses, keeping": {"start": "poses", "confirmations": _NEVER},
 }
-COLOURS = ("#0072B2", "#E69F00", "#D55E00")
+COLOURS = ("#0072B2", "#D55E00")
 
 
 class Curve(NamedTuple):
@@ -89,9 +86,8 @@ def draw(curves: dict[float, dict[str, Curve]]) -> None:
     panels = figure.subplots(1, len(curves), sharey=True)
     for axes, (sigma, kinds) in zip(panels, curves.items(), strict=True):
         for colour, (kind, curve) in zip(COLOURS, kinds.items(), strict=True):
-            style = "o--" if "keeping" in kind else "o-"
             numbers = NUMBERS[: len(curve.share)]
-            axes.semilogx(numbers, curve.share, style, color=colour, label=kind, base=2)
+            axes.semilogx(numbers, curve.share, "o-", color=colour, label=kind, base=2)
         axes.axhline(ENOUGH, color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(NUMBERS, [str(n) for n in NUMBERS])
         axes.set(xlabel="runs", title=f"σ = {sigma}")

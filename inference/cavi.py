@@ -149,7 +149,7 @@ def run(
 def _history(engine: Engine, scenes: Scene, base_key: Array, best: Ended) -> dict[str, np.ndarray]:
     """Do the best runs again, one step at a time, and write down what happens."""
     keys = run_keys(base_key, np.c_[np.arange(len(best.attempt)), best.attempt])
-    pool = engine.launch(scenes, keys, best.kept)
+    pool = engine.launch(scenes, keys)
     steps = []
     while not np.asarray(pool.state.done).all():
         pool = engine.advance_one(pool)

@@ -121,6 +121,38 @@ def plot_demo(
     return figure
 
 
+def plot_scenes(scenes: Scene, titles: Sequence[str] | None = None) -> Figure:
+    """Several scenes beside each other, in one window, and their true objects where known.
+
+    Outlines go through the points.
+
+    Args:
+        titles: of each scene.
+    """
+    count = len(scenes.batch().points)
+    rows = -(-count // COLUMNS)
+    columns = min(COLUMNS, count)
+    with style():
+        size = (2.2 * columns + 0.3, 2.35 * rows + 0.1)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for number, axes in enumerate(panels):
+            if number >= count:
+                axes.set_axis_off()
+                continue
+            scene = scenes.batch().take(number)
+            if scene.object is None:
+                draw_scene(axes, scene)
+            else:
+                labels = np.asarray(scene.object)
+                draw_objects(axes, scene, labels, truth_outlines(scene, labels))
+            axes.set_title("" if titles is None else titles[number])
+            axes.label_outer()
+        everything = np.asarray(scenes.points)[np.asarray(scenes.present)]
+        same_limits(list(panels[:count]), [everything])
+    return figure
+
+
 def draw_scene(axes: Axes, scene: Scene) -> None:
     """The points alone, as a method gets to see them."""
     _scene_axes(axes)

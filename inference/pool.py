@@ -57,9 +57,8 @@ class Engine(NamedTuple):
     """The compiled parts of coordinate ascent for one program and one choice of settings."""
 
     structure: Structure
-    start: Callable[[Conjugate, Array, Array], Pool]
-    """New runs from the pieces of scenes, random keys and, scenes last, solutions to keep some
-    objects of."""
+    start: Callable[[Conjugate, Array], Pool]
+    """New runs from the pieces of scenes and random keys."""
     advance: Callable[[Pool], Pool]
     """Some steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
@@ -68,18 +67,9 @@ class Engine(NamedTuple):
     devices: int
     read: Callable[[Scene], Conjugate]
 
-    def launch(
-        self, scenes: Scene, keys: Array, known: Float[AnyArray, "runs N N"] | None = None
-    ) -> Pool:
-        """New runs from scenes and random keys.
-
-        Args:
-            known: solutions to keep some objects of, zero where nothing is to be kept.
-        """
-        if known is None:
-            known = np.zeros((*scenes.present.shape, scenes.present.shape[1]))
-        known = jnp.moveaxis(jnp.asarray(known), 0, -1)
-        return self.start(self.read(Scene(**scenes.observed)), keys, known)
+    def launch(self, scenes: Scene, keys: Array) -> Pool:
+        """New runs from scenes and random keys."""
+        return self.start(self.read(Scene(**scenes.observed)), keys)
 
 
 def engine(
@@ -105,14 +95,11 @@ def _compiled(
     compiled = functools.partial(sharded, mesh=mesh_of(devices))
 
     @compiled
-    def launch(model: Conjugate, keys: Array, known: Array) -> Pool:
-        def make_start(model: Conjugate, key: Array, known: Array) -> Start:
-            limits = (schedule.beta_start, schedule.beta_max)
-            return STARTS[start](key, model, structure, *limits, known)
+    def launch(model: Conjugate, keys: Array) -> Pool:
+        def make_start(model: Conjugate, key: Array) -> Start:
+            return STARTS[start](key, model, structure, schedule.beta_start, schedule.beta_max)
 
-        others = (keys, jnp.moveaxis(known, -1, 0))
-        state = begin(model, projection, map_scenes(make_start, model, *others, axis=-1))
-        return Pool(model, state)
+        return Pool(model, begin(model, projection, map_scenes(make_start, model, keys, axis=-1)))
 
     @compiled
     def advance(pool: Pool) -> Pool:
@@ -148,8 +135,6 @@ class Ended(NamedTuple):
     converged: Bool[np.ndarray, " runs"]
     steps: Int[np.ndarray, " runs"]
     attempt: Int[np.ndarray, " runs"]
-    kept: Float[np.ndarray, "runs N N"]
-    """The solution that some objects were kept of at the start; zero if none was."""
 
 
 @jax.jit
@@ -173,13 +158,9 @@ def best_of_restarts(
     width = min(most, 1 << (-(-len(rounds.waiting) // devices) - 1).bit_length())
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
-    known = best.match_probs.copy()  # the best solution of the rounds before
     # Scene and attempt of the run in each slot of each device; -1 if it is free.
     slots = np.full((devices, width, 2), -1)
     pool: Any = None
-
-    def kept(runs: Int[np.ndarray, "runs 2"]) -> Float[np.ndarray, "runs N N"]:
-        return known[runs[:, 0]] * rounds.keeps(runs)[:, None, None]
 
     while rounds.waiting or (slots >= 0).any():
         while rounds.waiting:
@@ -193,8 +174,7 @@ def best_of_restarts(
             places = np.full((devices, block), width)  # the padding is dropped
             padded[device, rank], places[device, rank] = runs, slot
             padded = padded.reshape(-1, 2)
-            keys = run_keys(base_key, padded)
-            new = engine.launch(scenes.take(padded[:, 0]), keys, kept(padded))
+            new = engine.launch(scenes.take(padded[:, 0]), run_keys(base_key, padded))
             pool = _empty(new, width * devices) if pool is None else pool
             pool = engine.insert(pool, new, places.reshape(-1))
         running = int((slots[..., 0] >= 0).sum())
@@ -207,10 +187,9 @@ def best_of_restarts(
         if len(done):
             runs = jobs[done]
             limits = (engine.structure, scenes.present[runs[:, 0]], restarts.fewest_points)
-            ended = _ended(pool.state, done, runs[:, 1], kept(runs), *limits)
+            ended = _ended(pool.state, done, runs[:, 1], *limits)
             _keep_best(best, ended, runs[:, 0])
-            again = rounds.finish(runs, ended.elbo, ended.sparse)
-            known[again] = best.match_probs[again]
+            rounds.finish(runs, ended.elbo, ended.sparse)
             jobs[done] = -1
             if progress is not None:
                 progress(rounds.finished, int(rounds.foreseen.sum()))
@@ -270,7 +249,6 @@ def _nothing_yet(scenes: Scene, engine: Engine) -> Ended:
         converged=np.zeros(num_scenes, bool),
         steps=np.zeros(num_scenes, int),
         attempt=np.zeros(num_scenes, int),
-        kept=np.zeros((num_scenes, rows, rows)),
     )
 
 
@@ -278,7 +256,6 @@ def _ended(
     state: State,
     slots: Int[np.ndarray, " runs"],
     attempt: Int[np.ndarray, " runs"],
-    kept: Float[np.ndarray, "runs N N"],
     structure: Structure,
     present: Bool[np.ndarray, "runs N"],
     fewest_points: float,
@@ -295,7 +272,6 @@ def _ended(
         converged=np.asarray(state.converged)[slots],
         steps=np.asarray(state.steps)[slots],
         attempt=attempt,
-        kept=kept,
     )
 
 

@@ -2,11 +2,8 @@
 
 Where the ELBO has one wide basin a few runs all end in it, and more of them tell nothing new; where
 it has many, most runs end in poor ones. So a scene gets a few runs at a time, and is done once the
-best ELBO has been reached several times. Every other run of a later round keeps some objects of the
-best solution and places only two anew, for solutions that are nearly right.
-
-What a round starts from, and whether another follows, depends on the rounds before it alone, and so
-not on the other scenes of the batch.
+best ELBO has been reached several times. Whether another round follows depends on the rounds before
+it alone, and so not on the other scenes of the batch.
 """
 
 from collections import deque
@@ -60,28 +57,22 @@ class Rounds:
         runs = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
         return np.array(runs, int).reshape(-1, 2)
 
-    def keeps(self, runs: Int[np.ndarray, "runs 2"]) -> Bool[np.ndarray, " runs"]:
-        """Which runs start from the best solution of the rounds before."""
-        attempt = runs[:, 1]
-        return (
-            (attempt >= self.size) & (attempt % 2 == 1) & (self.restarts.confirmations is not None)
-        )
-
     def finish(
         self,
         runs: Int[np.ndarray, "runs 2"],
         elbo: Float[np.ndarray, " runs"],
         sparse: Bool[np.ndarray, " runs"],
-    ) -> list[int]:
-        """Take note of finished runs; says for which scenes another round begins."""
+    ) -> None:
+        """Take note of finished runs, and begin the next round of a scene that needs one."""
         scene, attempt = runs.T
         self.elbo[scene, attempt] = np.where(sparse, -np.inf, elbo)
         np.subtract.at(self.pending, scene, 1)
         self.finished += len(runs)
-        ended = [int(s) for s in np.unique(scene) if self.pending[s] == 0]
-        return [s for s in ended if self._begin(s)]
+        for s in np.unique(scene):
+            if self.pending[s] == 0:
+                self._begin(int(s))
 
-    def _begin(self, scene: int) -> bool:
+    def _begin(self, scene: int) -> None:
         """Begin another round of a scene, if it needs one."""
         elbo = self.elbo[scene]
         begun = int(self.begun[scene])
@@ -94,4 +85,3 @@ class Rounds:
         self.waiting.extend((scene, begun + i) for i in range(count))
         self.begun[scene], self.pending[scene] = begun + count, count
         self.foreseen[scene] = begun + missing
-        return count > 0

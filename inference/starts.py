@@ -68,12 +68,8 @@ def uniform(
     structure: Structure,
     beta_start: float,
     beta_max: float,
-    known: Float[Array, "N N"],
 ) -> Start:
-    """The paper's start: entries of R uniform in [0, 1], where the prior allows a pair.
-
-    Nothing of a known solution is kept.
-    """
+    """The paper's start: entries of R uniform in [0, 1], where the prior allows a pair."""
     entries = jax.random.uniform(key, model.match_logits.shape, minval=1e-6)
     return Start(_where_allowed(model, jnp.log(entries)), jnp.asarray(beta_start, float))
 
@@ -84,31 +80,24 @@ def poses(
     structure: Structure,
     beta_start: float,
     beta_max: float,
-    known: Float[Array, "N N"],
 ) -> Start:
     """Pose hypotheses: a minimal set of points fixes a pose, and all its parts judge it.
 
     Of the hypotheses of all objects those are taken that together explain the points best, with
     some chance. The beta at which they are judged is drawn too, mostly near the highest, so that
     restarts differ in more than chance, and is the one that the run goes on with.
-
-    Args:
-        known: a solution, all but two of whose objects are kept as they are; zero to keep none.
     """
     num_objects, most = structure.members.shape
-    beta_key, basis_key, rest_key, keep_key, key = jax.random.split(key, 5)
+    beta_key, tuple_key, basis_key, rest_key, key = jax.random.split(key, 5)
     lowest = jnp.log(beta_start / beta_max)
     beta = beta_max * jnp.exp(lowest * jax.random.uniform(beta_key) ** 4)
     sharp = _at_beta(model, beta)
-    held = _held(keep_key, model, structure, known)
     seen = model.seen.any(axis=1)
-    free = seen & ~held.any(axis=(0, 2))
-    tuple_key, basis_key = jax.random.split(basis_key)
     tuples = _tuples(tuple_key, model.points, seen, structure.basis_size)
     # (K, N, most, H), hypotheses last: they are many, and sums run along them. One object at a
     # time, in a loop: to have it compiled once for each object takes long where there are many.
     closeness, possible = jax.lax.map(
-        lambda of: _hypotheses(sharp, structure.basis_size, tuples, free, *of),
+        lambda of: _hypotheses(sharp, structure.basis_size, tuples, seen, *of),
         (
             jax.random.split(basis_key, num_objects),
             jnp.arange(num_objects),
@@ -120,14 +109,12 @@ def poses(
     # proportion to exp(score) if there is but one object.
     chance = jnp.where(possible, jax.random.gumbel(key, possible.shape), -jnp.inf)
     absent = _ABSENT * _FLOOR * structure.valid.sum(axis=1)
-    kept = held.any(axis=(1, 2))
-    choice = _place(closeness, chance - absent[:, None], free, kept, largest_first(structure))
+    choice = _place(closeness, chance - absent[:, None], seen, largest_first(structure))
     placed = jnp.take_along_axis(closeness, jnp.maximum(choice, 0)[:, None, None, None], axis=3)
     # Objects that are not placed start at random: alike, identical ones would stay alike.
     shape = (num_objects, len(model.points), most)
     rest = 0.5 * _FLOOR + jnp.log(jax.random.uniform(rest_key, shape, minval=1e-6))
     placed = jnp.where((choice >= 0)[:, None, None], placed[..., 0], rest)
-    placed = jnp.where(kept[:, None, None], _FLOOR * held, placed)
     weights = jnp.zeros(model.match_logits.shape)
     for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
         weights = weights.at[:, members[valid]].set(placed[k][:, valid])
@@ -173,23 +160,22 @@ def _is_first(
 def _place(
     closeness: Float[Array, "K N most H"],
     bonus: Float[Array, "K H"],
-    free: Bool[Array, " N"],
-    kept: Bool[Array, " K"],
+    seen: Bool[Array, " N"],
     order: Int[np.ndarray, " K"],
 ) -> Int[Array, " K"]:
-    """The hypothesis of each object, -1 for none, that together explain the free points best.
+    """The hypothesis of each object, -1 for none, that together explain the points best.
 
     One object after another is placed, or is not, and the best few placements so far are kept.
     """
     num_objects, num_points, _, num_hypotheses = closeness.shape
 
     def place(
-        state: tuple[Array, Array, Array], object: tuple[Array, Array, Array, Array]
+        state: tuple[Array, Array, Array], object: tuple[Array, Array, Array]
     ) -> tuple[tuple[Array, Array, Array], None]:
         total, free, choice = state
-        k, closeness, bonus, kept = object
+        k, closeness, bonus = object
         left = jnp.where(free[:, :, None, None], closeness, 0.0)
-        gain = jnp.where(kept, -jnp.inf, jax.vmap(_score)(left) + bonus)
+        gain = jax.vmap(_score)(left) + bonus
         totals = jnp.append(total[:, None] + gain, total[:, None], axis=1)  # the last is: none
         best, place = jax.lax.top_k(totals.ravel(), len(total))
         before, chosen = jnp.divmod(place, num_hypotheses + 1)
@@ -201,47 +187,35 @@ def _place(
 
     start = (
         jnp.where(jnp.arange(BEAM) == 0, 0.0, -jnp.inf),
-        jnp.broadcast_to(free, (BEAM, num_points)),
+        jnp.broadcast_to(seen, (BEAM, num_points)),
         jnp.full((BEAM, num_objects), -1),
     )
-    objects = jax.tree.map(lambda x: x[order], (jnp.arange(num_objects), closeness, bonus, kept))
+    objects = jax.tree.map(lambda x: x[order], (jnp.arange(num_objects), closeness, bonus))
     (_, _, choice), _ = jax.lax.scan(place, start, objects)
     return choice[0]
-
-
-def _held(
-    key: Array, model: Conjugate, structure: Structure, known: Float[Array, "N N"]
-) -> Bool[Array, "K N most"]:
-    """Pairs of a known solution that are kept: those of all possible objects but two."""
-    seen = model.seen.any(axis=1)
-    possible = jnp.isfinite(model.match_logits[:, structure.members]) & seen[:, None, None]
-    order = jax.random.uniform(key, structure.members.shape[:1]) + ~possible.any(axis=(0, 2))
-    again = jnp.argsort(jnp.argsort(order)) < 2
-    pairs = (known[:, structure.members] > 0.5) & seen[:, None, None] & structure.valid
-    return jnp.moveaxis(pairs, 0, 1) & ~again[:, None, None]
 
 
 def _hypotheses(
     model: Conjugate,
     basis_size: int,
     tuples: Int[Array, "tuples size"],
-    free: Bool[Array, " N"],
+    seen: Bool[Array, " N"],
     key: Array,
     k: Int[Array, ""],
     members: Int[Array, " most"],
     valid: Bool[Array, " most"],
 ) -> tuple[Float[Array, "N most H"], Bool[Array, " H"]]:
-    """How close each free point is to each part of object k, under the best of its hypotheses.
+    """How close each point is to each part of object k, under the best of its hypotheses.
 
     In nats, from `_FLOOR` for a point that sits on the part down to zero. A pose is first fitted to
     a tuple alone, put on parts drawn at random; the best are fitted once more to the closest point
     of every part: with noise, two points of four say little. Says, too, which are hypotheses at
-    all, and not repetitions or made of less than a tuple of different free points.
+    all, and not repetitions or made of less than a tuple of different points.
     """
     basis_key, name_key = jax.random.split(key)
     basis = jnp.argsort(jax.random.uniform(basis_key, valid.shape) + ~valid)[:basis_size]
     parts = jax.tree.map(lambda x: jnp.asarray(x)[members], model.parts)
-    allowed = valid & jnp.isfinite(model.match_logits[:, members]) & free[:, None]
+    allowed = valid & jnp.isfinite(model.match_logits[:, members]) & seen[:, None]
 
     def fit_and_judge(match: Int[Array, "most H"], used: Bool[Array, "most H"]) -> Array:
         closeness = _judge(model, parts, k, *_fit(model, parts, k, match, used))
@@ -253,7 +227,7 @@ def _hypotheses(
     used = jnp.zeros(shape, bool).at[basis].set(True)
     closeness = fit_and_judge(match, used)
     distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == basis_size
-    score = jnp.where(distinct & free[tuples].all(axis=1), _score(closeness), -jnp.inf)
+    score = jnp.where(distinct & seen[tuples].all(axis=1), _score(closeness), -jnp.inf)
     score = jnp.where(_is_first(name_key, _claims(closeness), score), score, -jnp.inf)
     score, best = jax.lax.top_k(score, min(KEPT_HYPOTHESES, len(tuples)))
     closeness = closeness[..., best]

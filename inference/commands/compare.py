@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inference.commands.options import Index, Precision, Prior, Rungs, Seed
+from inference.commands.shared import progress_bar, stored_scene
+
 if TYPE_CHECKING:
     from inference.methods import Progress as Report
 
@@ -13,9 +16,7 @@ def compare(
     scenes: Annotated[
         Path, typer.Argument(metavar="SCENE.npz", help="A file of scenes, as `sample` writes it.")
     ],
-    index: Annotated[
-        int, typer.Option(help="Which scene of the file, from 0; empty ones do not count.")
-    ] = 0,
+    index: Index = 0,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -24,7 +25,7 @@ def compare(
             show_default="all that take the prior",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the methods' random numbers.")] = 0,
+    seed: Seed = 0,
     shapes: Annotated[
         str | None,
         typer.Option(
@@ -33,23 +34,9 @@ def compare(
             show_default="the model's own: square,triangle,square",
         ),
     ] = None,
-    precision: Annotated[
-        float | None,
-        typer.Option(
-            help="Precision of the noise that the model assumes.",
-            show_default="the model's own: 1e4",
-        ),
-    ] = None,
-    prior: Annotated[
-        str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")
-    ] = "uniform",
-    rungs: Annotated[
-        int | None,
-        typer.Option(
-            help="Replicas of each chain of gibbs and nuts, for tempering; 1 for none.",
-            show_default="gibbs 12, nuts 1",
-        ),
-    ] = None,
+    precision: Precision = None,
+    prior: Prior = "uniform",
+    rungs: Rungs = None,
     once: Annotated[
         bool, typer.Option("--once", help="Call each method once: the time includes compilation.")
     ] = False,
@@ -70,35 +57,22 @@ def compare(
       [cyan]capsules compare scenes.npz --methods exact,gibbs,nuts --rungs 16[/cyan]
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from inference.compare import compare as run
     from inference.compare import render
     from inference.methods import methods_for
-    from models.errors import InputError
-    from models.scenes import load_scenes
 
-    stored = load_scenes(scenes)
-    count = len(stored.points)
-    if not 0 <= index < count:
-        raise InputError(
-            f"{scenes} has {count} scenes with points, so there is no scene {index}; give an index "
-            f"from 0 to {count - 1}"
-        )
+    scene = stored_scene(scenes, index)
     names = list(methods_for(prior)) if methods is None else _split(methods)
     objects = None if shapes is None else _split(shapes)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with progress_bar() as bar:
 
         def progress(name: str) -> "Report":
             task: Any = bar.add_task(name, total=None)
             return lambda done, total: bar.update(task, completed=done, total=total)
 
         rows = run(
-            stored.take(index),
+            scene,
             names,
             seed=seed,
             objects=objects,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inference.commands.options import Index, Precision
 from inference.commands.shared import (
     PAPER_SHAPES,
     Stopwatch,
@@ -48,9 +49,7 @@ def demo(
             metavar="FILE.npz", help="Take the scene from this file instead of drawing one."
         ),
     ] = None,
-    index: Annotated[
-        int, typer.Option(help="Which scene of the file, from 0; empty ones do not count.")
-    ] = 0,
+    index: Index = 0,
     shapes: Annotated[
         str | None,
         typer.Option(
@@ -59,13 +58,7 @@ def demo(
             show_default="the model's own: square,triangle,square",
         ),
     ] = None,
-    precision: Annotated[
-        float | None,
-        typer.Option(
-            help="Precision of the noise that the model assumes.",
-            show_default="the model's own: 1e4",
-        ),
-    ] = None,
+    precision: Precision = None,
 ) -> None:
     """Infer one scene with every method, print a table and write a picture.
 

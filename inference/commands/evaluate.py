@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inference.commands import scale
+from inference.commands.options import Precision, Preset, Prior, Restarts, Seed, Shapes
 from inference.commands.shared import (
     PAPER_SHAPES,
     Stopwatch,
@@ -26,30 +27,15 @@ if TYPE_CHECKING:
 def evaluate(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes with their truth.")],
     method: Annotated[str, typer.Option(help="The method: ds, gmm, ransac, exact, ....")] = "ds",
-    prior: Annotated[
-        str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")
-    ] = "uniform",
-    preset: Annotated[
-        str,
-        typer.Option(
-            help="Settings of the method: our default, those of the paper's text, or those of the "
-            "code published with it."
-        ),
-    ] = "default",
-    restarts: Annotated[
-        int | None, typer.Option(help="Runs for each scene.", show_default="the preset's own")
-    ] = None,
+    prior: Prior = "uniform",
+    preset: Preset = "default",
+    restarts: Restarts = None,
     limit: Annotated[
         int | None, typer.Option(help="Only the first so many scenes, empty ones counted.")
     ] = None,
-    shapes: Annotated[
-        str, typer.Option(metavar="NAMES", help="The objects of the model.")
-    ] = PAPER_SHAPES,
-    precision: Annotated[
-        float | None,
-        typer.Option(help="Precision of the noise.", show_default="the model's own: 1e4"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
+    shapes: Shapes = PAPER_SHAPES,
+    precision: Precision = None,
+    seed: Seed = 0,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="The numbers as JSON; - for standard output."),

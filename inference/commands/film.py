@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from inference.commands.options import Index, Precision, Seed, Shapes
 from inference.commands.points import read_scene
 from inference.commands.shared import PAPER_SHAPES, keep_compiled_code
 from inference.commands.shared import shape_names as names_of
@@ -17,18 +18,11 @@ def film(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The film to write: .gif, or .mp4 with ffmpeg.")
     ] = Path("fit.gif"),
-    index: Annotated[
-        int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
-    ] = 0,
-    shapes: Annotated[
-        str, typer.Option(metavar="NAMES", help="The objects of the model.")
-    ] = PAPER_SHAPES,
-    precision: Annotated[
-        float | None,
-        typer.Option(help="Precision of the noise.", show_default="the model's own: 1e4"),
-    ] = None,
+    index: Index = 0,
+    shapes: Shapes = PAPER_SHAPES,
+    precision: Precision = None,
     restarts: Annotated[int, typer.Option(help="Runs, of which the best is shown.")] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of the random starts.")] = 0,
+    seed: Seed = 0,
     speed: Annotated[int, typer.Option(help="Frames in a second.", min=1, max=50)] = 4,
 ) -> None:
     """Film coordinate ascent (ds) on one scene, from a random match to the solution.

@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inference.commands import scale
+from inference.commands.options import (
+    Index,
+    Precision,
+    Preset,
+    Prior,
+    Restarts,
+    Rungs,
+    Seed,
+    Shapes,
+)
 from inference.commands.points import read_scene
 from inference.commands.shared import PAPER_SHAPES, check_picture_format, keep_compiled_code
 from inference.commands.shared import shape_names as names_of
@@ -22,33 +32,14 @@ def infer(
         Path, typer.Argument(metavar="FILE", help="A scene file, or a .csv or .json of points.")
     ],
     method: Annotated[str, typer.Option(help="How to infer: ds, gmm, ransac, exact, ....")] = "ds",
-    prior: Annotated[
-        str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")
-    ] = "uniform",
-    preset: Annotated[
-        str, typer.Option(help="Settings of the method: default, paper or published.")
-    ] = "default",
-    restarts: Annotated[
-        int | None, typer.Option(help="Runs for each scene.", show_default="the preset's own")
-    ] = None,
-    rungs: Annotated[
-        int | None,
-        typer.Option(
-            help="Replicas of each chain of gibbs and nuts, for tempering; 1 for none.",
-            show_default="gibbs 12, nuts 1",
-        ),
-    ] = None,
-    index: Annotated[
-        int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
-    ] = 0,
-    shapes: Annotated[
-        str, typer.Option(metavar="NAMES", help="The objects of the model.")
-    ] = PAPER_SHAPES,
-    precision: Annotated[
-        float | None,
-        typer.Option(help="Precision of the noise.", show_default="the model's own: 1e4"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
+    prior: Prior = "uniform",
+    preset: Preset = "default",
+    restarts: Restarts = None,
+    rungs: Rungs = None,
+    index: Index = 0,
+    shapes: Shapes = PAPER_SHAPES,
+    precision: Precision = None,
+    seed: Seed = 0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture to write: .png, .pdf or .svg.")
     ] = None,

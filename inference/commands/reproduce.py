@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from inference.commands.faces import Images, reproduce_faces
+from inference.commands.scale import Fresh
 from inference.commands.shared import keep_compiled_code, progress_of_blocks, say_what_is_there
 
 ALL_METHODS = "gmm,ds,ransac,exact"
@@ -61,9 +62,7 @@ def reproduce(
     chunk: Annotated[
         int, typer.Option(help="Scenes between two files; does not change the numbers.")
     ] = CHUNK,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Do not use what an earlier run has left.")
-    ] = False,
+    fresh: Fresh = False,
 ) -> None:
     """Make the tables of the paper: its numbers, and ours beside them.
 

@@ -7,7 +7,7 @@ import typer
 
 from inference.commands.shared import PAPER_SHAPES, shape_names
 
-MAX_DRAWS = 1_000_000
+MAX_DRAWS = 2_000_000
 
 
 def sample(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inference.commands.shared import progress_bar
+
 if TYPE_CHECKING:
     from inference.batch import Work
 
@@ -79,21 +81,7 @@ def work_off(work: "Work", share: range) -> int:
 @contextmanager
 def progress_of_scenes(total: int) -> Iterator[Callable[["Work", int], Any]]:
     """A bar on the terminal; of a chunk it gives whom the work tells its progress."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    quiet = not console.is_terminal
-    with Progress(*columns, *times, console=console, transient=True, disable=quiet) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("scenes", total=total)
         before = [0]
 

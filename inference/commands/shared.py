@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from inference.result import Result
     from models.scenes import Scene
 
@@ -83,8 +85,8 @@ def say_what_is_there(blocks: int) -> None:
 
 
 @contextmanager
-def progress_of_blocks() -> Iterator[Callable[[Any, int, int], None]]:
-    """A bar on the terminal; call it with the cell (its `name`), blocks done, and blocks in all."""
+def progress_bar() -> Iterator["Progress"]:
+    """On a terminal, a bar with the count and the time that is left; elsewhere nothing."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -96,16 +98,17 @@ def progress_of_blocks() -> Iterator[Callable[[Any, int, int], None]]:
     )
 
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+    with Progress(*columns, *times, console=console, transient=True, disable=quiet) as bar:
+        yield bar
+
+
+@contextmanager
+def progress_of_blocks() -> Iterator[Callable[[Any, int, int], None]]:
+    """A bar on the terminal; call it with the cell (its `name`), blocks done, and blocks in all."""
+    with progress_bar() as bar:
         task = bar.add_task("blocks of scenes", total=None)
 
         def report(cell: Any, done: int, total: int) -> None:

@@ -238,15 +238,6 @@ def test_a_single_scene_has_a_single_answer(scenes):
     assert not found.is_batch
 
 
-def test_the_history_of_a_run_that_kept_objects_of_an_earlier_one_ends_where_it_did():
-    noisy = sample_scenes(200, sigma=0.25, seed=5)
-    noisy = noisy.take(noisy.present.all(axis=1))
-    found = cavi.run(constellation, noisy, 0, restarts=16, confirmations=16, history=True)
-    attempt = found.details["attempt"]
-    assert ((attempt > 4) & (attempt % 2 == 1)).any()
-    np.testing.assert_allclose(found.history["elbo"][-1], found.elbo, atol=1e-6)
-
-
 def test_progress_is_told_up_to_the_end(scenes):
     told = []
     cavi.run(pair, scenes, 0, restarts=3, progress=lambda done, total: told.append((done, total)))

@@ -121,7 +121,7 @@ def test_sample_takes_shapes_and_centring(tmp_path):
     ("arguments", "pattern"),
     [
         (["--draws", 0], "at least one draw, got 0"),
-        (["--draws", 10**9], r"1,000,000,000 draws .* at most 1,000,000; write several"),
+        (["--draws", 10**9], r"1,000,000,000 draws .* at most 2,000,000; write several"),
         (["--sigma", -1], r"sigma must be 0 or more, got -1\.0"),
         (["--sigma", "nan"], "sigma must be 0 or more, got nan"),
         (["--seed", -1], "seed must be 0 or more, got -1"),

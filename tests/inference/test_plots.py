@@ -17,7 +17,7 @@ from inference.result import Result
 from models.constellation import PARTS
 from models.generator import sample_scenes
 from models.geometry import similarity_pose
-from models.scenes import Scene
+from models.scenes import Scene, join
 from models.templates import SHAPES, shapes, stack, template_kinds
 
 NAMES = plots.object_names(["square", "triangle", "square"])
@@ -296,3 +296,32 @@ def test_the_style_stays_within_the_figure():
 
 def test_there_are_as_many_colours_as_shapes_and_they_differ():
     assert len(set(plots.COLOURS)) == len(plots.COLOURS) == len(plots.MARKERS) >= len(SHAPES)
+
+
+# --- several scenes -----------------------------------------------------------------------------
+
+
+def test_scenes_stand_beside_each_other_in_one_window():
+    """Five scenes in two rows; points outside one scene's own range show that the window is one."""
+    far = SCENE._replace(points=SCENE.points + 5.0)
+    figure = plots.plot_scenes(join([SCENE, SCENE, SCENE, SCENE, far]), list("abcde"))
+    used, unused = figure.axes[:5], figure.axes[5:]
+    assert [axes.get_title() for axes in used] == list("abcde")
+    assert not any(axes.axison for axes in unused)
+    assert len(unused) == 3
+    limits = {(axes.get_xlim(), axes.get_ylim()) for axes in used}
+    assert len(limits) == 1
+    (left, right), (bottom, top) = limits.pop()
+    assert top < bottom  # y points down
+    everything = np.concatenate([SCENE.points, far.points])
+    assert left < everything[:, 0].min() < everything[:, 0].max() < right
+    for axes, scene in zip(used, [SCENE] * 4 + [far], strict=True):
+        (triangle,) = artists(axes, "object 1")
+        np.testing.assert_allclose(triangle.get_offsets(), scene.points[TRUTH == 1])
+
+
+def test_scenes_without_truth_are_points():
+    (axes,) = plots.plot_scenes(SCENE._replace(object=None)).axes
+    (points,) = artists(axes, "points")
+    assert len(points.get_offsets()) == 11
+    assert not artists(axes, "object 0")

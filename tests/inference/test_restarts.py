@@ -51,10 +51,3 @@ def test_sparse_runs_do_not_confirm():
     """Three runs reach the best, one of them sparse: that is not enough."""
     elbo = [5.0, 5.0, 5.0, 1.0, 2.0, 3.0, 4.0, 4.5]
     assert work_off([elbo], Restarts(7, 3, 2.0), {(0, 1)}) == [8]
-
-
-def test_later_rounds_start_from_the_best_every_other_time():
-    runs = np.array([(0, attempt) for attempt in range(8)])
-    found = Rounds(1, Restarts(8, 3, 2.0)).keeps(runs)
-    assert found.tolist() == [False] * 4 + [False, True, False, True]
-    assert not Rounds(1, Restarts(8, None, 2.0)).keeps(runs).any()

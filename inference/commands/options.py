@@ -1,0 +1,35 @@
+"""Options that several commands have, each with one sentence of help."""
+
+from typing import Annotated
+
+import typer
+
+Index = Annotated[
+    int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
+]
+Precision = Annotated[
+    float | None,
+    typer.Option(
+        help="Precision of the noise that the model assumes.", show_default="the model's own: 1e4"
+    ),
+]
+Prior = Annotated[str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")]
+Preset = Annotated[
+    str,
+    typer.Option(
+        help="Settings of the method: default (our own), paper (those of its text), or published "
+        "(those of the code that came with it)."
+    ),
+]
+Restarts = Annotated[
+    int | None, typer.Option(help="Runs for each scene.", show_default="the preset's own")
+]
+Rungs = Annotated[
+    int | None,
+    typer.Option(
+        help="Replicas of each chain of gibbs and nuts, for tempering; 1 for none.",
+        show_default="gibbs 12, nuts 1",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the methods' random numbers.")]
+Shapes = Annotated[str, typer.Option(metavar="NAMES", help="The objects of the model.")]
