@@ -68,7 +68,7 @@ def test_the_elbo_is_at_most_the_log_evidence(projection):
     """By brute force, under priors over matches that are uniform, random and typed."""
     gaps = []
 
-    @settings(max_examples=2 if projection == "bethe" else 6)
+    @settings(max_examples=2 if projection == "bethe" else 4)
     @given(st.integers(0, 2**32 - 1), st.floats(-1, 5))
     def check(seed, exponent):
         rng = np.random.default_rng(seed)
@@ -80,11 +80,11 @@ def test_the_elbo_is_at_most_the_log_evidence(projection):
                 logits=("uniform", "random", "typed")[i % 3],
                 precision=10**exponent,
             )
-            for i in range(60)
+            for i in range(36)
         ]
         family = "permutation" if projection == "bethe" else "doubly_stochastic"
         stacked = stack_problems(problems, family)
-        found = cavi.run(stacked.program, stacked.scenes, 0, restarts=4, projection=projection)
+        found = cavi.run(stacked.program, stacked.scenes, 0, restarts=2, projection=projection)
         evidence = np.array([oracle_inference.posterior(p).log_evidence for p in problems])
         assert (found.elbo <= evidence + 1e-7 * np.maximum(1, np.abs(evidence))).all()
         gaps.extend(evidence - found.elbo)
@@ -141,7 +141,7 @@ def test_a_scene_does_not_depend_on_the_others(scenes, result):
     changed[~scenes.present] = 0.0
     other = cavi.run(pair, Scene(changed, scenes.present), 3, restarts=3)
     assert_same_scene(result.take(0), other.take(0))
-    for count in (1, 2, 5):
+    for count in (1, 5):
         few = cavi.run(pair, scenes.take(slice(count)), 3, restarts=3)
         for i in range(count):
             assert_same_scene(result.take(i), few.take(i))

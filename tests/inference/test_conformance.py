@@ -27,6 +27,9 @@ METHODS = {
     "exact": functools.partial(exact.run, uniform),
     "ransac": functools.partial(ransac.run, uniform),
 }
+every_method = pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] * (m == "bethe")) for m in METHODS]
+)
 POSES = np.array([[0.3, 0.2, 0.4, 0.1], [-0.5, -0.3, 0.2, 0.3]])
 FULL = np.asarray(PARTS.predict(POSES))
 LINE = np.linspace(-1, 1, 5)
@@ -50,7 +53,7 @@ def answer(method):
     return METHODS[method](scene=batch())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_the_shapes_are_those_of_the_result_type(method):
     result, count = answer(method), len(SCENES)
     assert result.match_probs.shape == (count, N, N)
@@ -65,7 +68,7 @@ def test_the_shapes_are_those_of_the_result_type(method):
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_the_answer_is_finite_and_sums_to_one(method, scene):
     result = answer(method).take(list(SCENES).index(scene))
     for name in ("match_probs", "pose_mean", "pose_covariance"):
@@ -82,14 +85,14 @@ def test_the_answer_is_finite_and_sums_to_one(method, scene):
     assert ((result.object == -1) == ~result.scene.present).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_the_full_scene_is_parsed(method):
     found = answer(method).take(0).object
     if method in ("ds", "exact", "ransac"):
         assert found.tolist() == [0, 0, 0, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_one_scene_is_the_first_of_a_batch(method):
     single = METHODS[method](scene=make_scene(FULL, N))
     first = answer(method).take(0)
@@ -97,7 +100,7 @@ def test_one_scene_is_the_first_of_a_batch(method):
         np.testing.assert_allclose(getattr(single, name), getattr(first, name), atol=1e-8)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_relabelling_the_points_permutes_the_answer(method):
     """Only scenes with a single good answer, as starts are random."""
     order = np.array([5, 2, 0, 6, 3, 1, 4])
@@ -120,13 +123,13 @@ def test_relabelling_the_points_permutes_the_answer(method):
 # --- what no method takes -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_an_empty_scene_is_refused(method):
     with pytest.raises(InputError, match="no points, wanted at least one"):
         METHODS[method](scene=Scene(np.zeros((N, 2)), np.zeros(N, bool)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_points_that_are_not_numbers_are_refused(method):
     points = np.zeros((N, 2))
     points[0, 0] = np.nan
@@ -134,20 +137,20 @@ def test_points_that_are_not_numbers_are_refused(method):
         METHODS[method](scene=Scene(points, np.ones(N, bool)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 @pytest.mark.parametrize("rows", [N - 1, N + 1])
 def test_a_scene_with_other_rows_is_refused(method, rows):
     with pytest.raises(InputError, match=f"{rows} rows but the program {N} parts; pad"):
         METHODS[method](scene=Scene(np.zeros((rows, 2)), np.ones(rows, bool)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_points_of_another_dimension_are_refused(method):
     with pytest.raises(InputError, match="3 features but the program's parts 2"):
         METHODS[method](scene=Scene(np.zeros((N, 3)), np.ones(N, bool)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_a_program_that_is_none_is_refused(method):
     run = METHODS[method]
     other = functools.partial(run.func, lambda x: x, **run.keywords)

@@ -174,7 +174,13 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+SLOW = {"small or large, all parts seen"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES],
+)
 def solved(request):
     """A program, its result on some scenes, and what brute force says of each."""
     program, parts, visibility, num_points, states = CASES[request.param]
@@ -209,7 +215,13 @@ def test_partitions(solved):
         assert ((result.object[i] >= 0) == result.scene.present[i]).all()
 
 
-@pytest.mark.parametrize("case", ["unequal, some parts seen", "small or large, some parts seen"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("unequal, some parts seen", marks=pytest.mark.slow),
+        "small or large, some parts seen",
+    ],
+)
 def test_the_elbo_is_a_lower_bound(case):
     """The sum over sets of lower bounds is one, and close where the scene is clear."""
     program, parts, visibility, num_points, states = CASES[case]
