@@ -88,7 +88,10 @@ def draw_presence(
 
         p(s, count) p(pose | s) perm(A_s exp(beta L_s)) / perm(A_s),
 
-    A_s the weights of the match prior, and L_s the log likelihood of points as parts.
+    A_s the weights of the match prior, and L_s the log likelihood of points as parts. At beta = 0
+    the poses are no reason to stay either, as they are drawn anew from p(pose | s): the weight is
+    p(s, count), and the draw independent of the one before. Where sets differ in their pose priors,
+    as those of `sized_constellation` do, it is this replica that finds other sets.
 
     Args:
         models: the pieces of the program for each set, sets last.
@@ -102,7 +105,7 @@ def draw_presence(
         else:
             log_sum = log_permanent(weights)
         log_sum = log_sum + sets.log_prior[s] - sets.log_normalizer[s]
-        return log_sum + _pose_log_prior(model, replicas["pose"])
+        return log_sum + jnp.where(betas > 0, _pose_log_prior(model, replicas["pose"]), 0.0)
 
     log_weights = jax.lax.map(log_weight, jnp.arange(len(sets.log_prior)))
     return jax.random.categorical(key, log_weights, axis=0)

@@ -15,7 +15,8 @@ evidence too.
 Which objects are present, where the program leaves it open, is drawn together with the match: first
 the set of them with the match summed out, then the match given the set, and the poses of absent
 objects from the prior. An object whose pose is a draw of the prior has hardly a point near it, so
-at beta = 1 sets seldom change; at a beta near 0 they do, and neighbours exchange sets with matches.
+at beta = 1 sets seldom change; at beta = 0 they are drawn anew, and neighbours exchange sets with
+matches.
 """
 
 import functools
