@@ -39,7 +39,7 @@ RANSAC_OPTIONS: dict[str, Any] = {
     "fewest_points": 1,
 }
 
-VERSION = 4
+VERSION = 5
 """To be raised where a change of the code makes stored numbers stale."""
 
 METHODS = {

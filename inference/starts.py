@@ -210,7 +210,7 @@ def _hypotheses(
     In nats, from `_FLOOR` for a point that sits on the part down to zero. A pose is first fitted to
     a tuple alone, put on parts drawn at random; the best are fitted once more to the closest point
     of every part: with noise, two points of four say little. Says, too, which are hypotheses at
-    all, and not repetitions or made of less than a tuple of different points.
+    all: no repetitions, and made of different points that can be those parts.
     """
     basis_key, name_key = jax.random.split(key)
     basis = jnp.argsort(jax.random.uniform(basis_key, valid.shape) + ~valid)[:basis_size]
@@ -227,7 +227,9 @@ def _hypotheses(
     used = jnp.zeros(shape, bool).at[basis].set(True)
     closeness = fit_and_judge(match, used)
     distinct = (tuples[:, :, None] == tuples[:, None, :]).sum(axis=(1, 2)) == basis_size
-    score = jnp.where(distinct & seen[tuples].all(axis=1), _score(closeness), -jnp.inf)
+    # A point that cannot be the part says nothing of the pose: what is left would fit everything.
+    sound = distinct & allowed[tuples, basis].all(axis=1)
+    score = jnp.where(sound, _score(closeness), -jnp.inf)
     score = jnp.where(_is_first(name_key, _claims(closeness), score), score, -jnp.inf)
     score, best = jax.lax.top_k(score, min(KEPT_HYPOTHESES, len(tuples)))
     closeness = closeness[..., best]

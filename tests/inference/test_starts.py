@@ -94,6 +94,26 @@ def test_forbidden_pairs_stay_forbidden(start):
     assert np.isfinite(np.asarray(made.weights)[~forbidden]).all()
 
 
+def test_points_that_cannot_be_the_parts_suggest_no_pose():
+    """A pose fitted to nothing is as uncertain as the prior, and would be close to everything."""
+    problem = make_problem(
+        np.random.default_rng(1), DESIGNS["similarity"], 5, logits="typed", precision=1e6
+    )
+    stacked = stack_problems([problem], "doubly_stochastic")
+    model = read(stacked.program, stacked.scenes.take(0))
+    structure = starts.structure(skeleton_of(model))
+    seen = model.seen.any(axis=1)
+    tuples = starts._tuples(jax.random.key(0), model.points, seen, structure.basis_size)
+    for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
+        closeness, possible = starts._hypotheses(
+            model, structure.basis_size, tuples, seen, jax.random.key(k), k, members, valid
+        )
+        allowed = np.isfinite(problem.match_logits[:, members]) & valid & np.asarray(seen)[:, None]
+        everything = (np.asarray(closeness)[allowed] > 0).all(axis=0)
+        assert np.asarray(possible).any()
+        assert not (everything & possible).any()
+
+
 def test_few_points_have_all_their_tuples_tried():
     few = starts._tuples(jax.random.key(0), np.zeros((4, 2)), np.ones(4, bool), 2)
     assert sorted(map(tuple, few.tolist())) == [(i, j) for i in range(4) for j in range(4)]
