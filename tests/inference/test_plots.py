@@ -313,11 +313,13 @@ def test_scenes_stand_beside_each_other_in_one_window():
     assert len(limits) == 1
     (left, right), (bottom, top) = limits.pop()
     assert top < bottom  # y points down
+    assert right - left == pytest.approx(bottom - top)
     everything = np.concatenate([SCENE.points, far.points])
     assert left < everything[:, 0].min() < everything[:, 0].max() < right
     for axes, scene in zip(used, [SCENE] * 4 + [far], strict=True):
-        (triangle,) = artists(axes, "object 1")
-        np.testing.assert_allclose(triangle.get_offsets(), scene.points[TRUTH == 1])
+        for k in range(3):
+            (drawn,) = artists(axes, f"object {k}")
+            np.testing.assert_allclose(drawn.get_offsets(), scene.points[TRUTH == k])
 
 
 def test_scenes_without_truth_are_points():
