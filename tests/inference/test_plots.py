@@ -319,7 +319,7 @@ def test_scenes_stand_beside_each_other_in_one_window():
     for axes, scene in zip(used, [SCENE] * 4 + [far], strict=True):
         for k in range(3):
             (drawn,) = artists(axes, f"object {k}")
-            np.testing.assert_allclose(drawn.get_offsets(), scene.points[TRUTH == k])
+            np.testing.assert_allclose(drawn.get_offsets(), scene.points[scene.object == k])
 
 
 def test_scenes_without_truth_are_points():
