@@ -25,6 +25,8 @@ _PAIRS = 1 << 18  # of points and hypotheses, which bounds memory in between
 KEPT_HYPOTHESES = 24
 """Of those the best of each object, which objects are placed by."""
 
+_COMPARED = 512  # hypotheses, the best, among which repetitions are looked for
+
 BEAM = 16
 """Placements of the objects so far that are kept while one after another is placed."""
 
@@ -107,8 +109,8 @@ def poses(
     )
     # Restarts differ by chance added to the scores: the best placement is then a draw, in
     # proportion to exp(score) if there is but one object.
-    chance = jnp.where(possible, jax.random.gumbel(key, possible.shape), -jnp.inf)
-    absent = _ABSENT * _FLOOR * structure.valid.sum(axis=1)
+    chance = jnp.where(possible, jax.random.gumbel(key, possible.shape, closeness.dtype), -jnp.inf)
+    absent = (_ABSENT * _FLOOR * structure.valid.sum(axis=1)).astype(closeness.dtype)
     choice = _place(closeness, chance - absent[:, None], seen, largest_first(structure))
     placed = jnp.take_along_axis(closeness, jnp.maximum(choice, 0)[:, None, None, None], axis=3)
     # Objects that are not placed start at random: alike, identical ones would stay alike.
@@ -147,14 +149,20 @@ def _claims(closeness: Float[Array, "N most H"]) -> Bool[Array, "N H"]:
     return ((closeness == closest) & (closest > 0)).any(axis=1)
 
 
-def _is_first(
-    key: Array, claims: Bool[Array, "N H"], score: Float[Array, " H"]
-) -> Bool[Array, " H"]:
-    """Which hypotheses are the best of those that claim the same points."""
-    name = jax.random.normal(key, claims.shape[:1]) @ claims
-    order = jnp.lexsort((-score, name))
-    first = jnp.diff(name[order], prepend=-jnp.inf) > 1e-9
-    return jnp.zeros_like(first).at[order].set(first)
+def _best(
+    key: Array, claims: Bool[Array, "N H"], score: Float[Array, " H"], count: int
+) -> tuple[Float[Array, " best"], Int[Array, " best"]]:
+    """Scores and numbers of the best hypotheses of which no two claim the same points."""
+    bits = jax.random.bits(key, claims.shape[:1], jnp.uint32)
+    name = total(jnp.where(claims, bits[:, None], 0), axis=0)
+    number = jnp.arange(len(score))
+    if len(score) > _COMPARED:
+        score, number = jax.lax.top_k(score, _COMPARED)
+        name = name[number]
+    before = (score > score[:, None]) | ((score == score[:, None]) & (number < number[:, None]))
+    repeated = ((name == name[:, None]) & before).any(axis=1)
+    score, best = jax.lax.top_k(jnp.where(repeated, -jnp.inf, score), min(count, len(score)))
+    return score, number[best]
 
 
 def _place(
@@ -180,13 +188,14 @@ def _place(
         best, place = jax.lax.top_k(totals.ravel(), len(total))
         before, chosen = jnp.divmod(place, num_hypotheses + 1)
         none = chosen == num_hypotheses
-        own = left[before, :, :, jnp.where(none, 0, chosen)][..., None]
-        claimed = jax.vmap(_claims)(own)[..., 0] & ~none[:, None]
+        # Not from `left`, which is large and need never be as a whole.
+        own = jnp.where(free[before].T[:, None], closeness[..., jnp.where(none, 0, chosen)], 0.0)
+        claimed = _claims(own).T & ~none[:, None]
         chosen = jnp.where(none, -1, chosen)
         return (best, free[before] & ~claimed, choice[before].at[:, k].set(chosen)), None
 
     start = (
-        jnp.where(jnp.arange(BEAM) == 0, 0.0, -jnp.inf),
+        jnp.where(jnp.arange(BEAM) == 0, 0.0, -jnp.inf).astype(bonus.dtype),
         jnp.broadcast_to(seen, (BEAM, num_points)),
         jnp.full((BEAM, num_objects), -1),
     )
@@ -230,8 +239,7 @@ def _hypotheses(
     # A point that cannot be the part says nothing of the pose: what is left would fit everything.
     sound = distinct & allowed[tuples, basis].all(axis=1)
     score = jnp.where(sound, _score(closeness), -jnp.inf)
-    score = jnp.where(_is_first(name_key, _claims(closeness), score), score, -jnp.inf)
-    score, best = jax.lax.top_k(score, min(KEPT_HYPOTHESES, len(tuples)))
+    score, best = _best(name_key, _claims(closeness), score, KEPT_HYPOTHESES)
     closeness = closeness[..., best]
     closeness = fit_and_judge(closeness.argmax(axis=0), largest(closeness, axis=0) > 0)
     return closeness, jnp.isfinite(score)

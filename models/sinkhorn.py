@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.linalg import solve, total
+from models.linalg import loop_total, solve, total
 
 TOLERANCE = 1e-12
 """Largest deviation of a column sum from one that is accepted."""
@@ -170,14 +170,19 @@ def _newton(
     logits: Float[Array, "N N B"], potentials: Float[Array, "N B"]
 ) -> tuple[Float[Array, "N B"], Float[Array, " B"]]:
     """The best of a sweep and some points on the line of a Newton step, and its column error."""
-    matrix, _ = _row_softmax(logits, potentials)
+    matrix, row_sums = _row_softmax(logits, potentials)
     columns = jnp.maximum(total(matrix, axis=0), 1e-300)
     step = _newton_step(matrix, columns)
     moves = jnp.stack([-jnp.log(columns), *(length * step for length in _LINE)], axis=1)
+    # Tries differ in the scale of columns alone, so each takes N exponentials and not N²; and in
+    # loops, so that they are not computed again for every entry of the matrix.
+    scales = jnp.exp(moves)
+    sums = loop_total(lambda j: matrix[:, j, None] * scales[j], len(moves))
+    inverse = 1.0 / sums
+    columns = scales * loop_total(lambda i: matrix[i, :, None] * inverse[i], len(moves))
+    error = jnp.max(jnp.abs(columns - 1.0), axis=0)
     tries = potentials[:, None] + moves
-    matrices, row_sums = _row_softmax(logits[:, :, None], tries)
-    error = jnp.max(jnp.abs(total(matrices, axis=0) - 1.0), axis=0)
-    dual = total(tries - row_sums, axis=0)
+    dual = total(tries - row_sums[:, None] - jnp.log(sums), axis=0)
     # The highest dual wins. Near the end its digits no longer tell, and the error decides.
     highest = dual.max(axis=0)
     level = dual >= highest - 1e-12 * (1.0 + jnp.abs(highest))
