@@ -87,7 +87,8 @@ def test_forbidden_pairs_stay_forbidden(start):
     stacked = stack_problems([problem], "doubly_stochastic")
     model = read(stacked.program, stacked.scenes.take(0))
     structure = starts.structure(skeleton_of(model))
-    made = getattr(starts, start)(jax.random.key(0), model, structure, 0.05, 1.0)
+    make = jax.jit(lambda key: getattr(starts, start)(key, model, structure, 0.05, 1.0))
+    made = make(jax.random.key(0))
     forbidden = problem.match_logits == -np.inf
     assert forbidden.any()
     assert (np.asarray(made.weights)[forbidden] == -np.inf).all()
@@ -104,14 +105,29 @@ def test_points_that_cannot_be_the_parts_suggest_no_pose():
     structure = starts.structure(skeleton_of(model))
     seen = model.seen.any(axis=1)
     tuples = starts._tuples(jax.random.key(0), model.points, seen, structure.basis_size)
+    suggest = jax.jit(functools.partial(starts._hypotheses, model, structure.basis_size))
     for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
-        closeness, possible = starts._hypotheses(
-            model, structure.basis_size, tuples, seen, jax.random.key(k), k, members, valid
-        )
+        closeness, possible = suggest(tuples, seen, jax.random.key(k), k, members, valid)
         allowed = np.isfinite(problem.match_logits[:, members]) & valid & np.asarray(seen)[:, None]
         everything = (np.asarray(closeness)[allowed] > 0).all(axis=0)
         assert np.asarray(possible).any()
         assert not (everything & possible).any()
+
+
+@pytest.mark.parametrize("num_hypotheses", [90, 600])
+def test_the_best_hypotheses_claim_different_points(num_hypotheses):
+    """Against a dictionary of the first of each kind, in the order of the scores."""
+    rng = np.random.default_rng(num_hypotheses)
+    claims = rng.random((6, num_hypotheses)) < 0.5
+    score = rng.integers(0, 40, num_hypotheses).astype(np.float32)  # with many ties
+    first = {}
+    for h in np.argsort(-score, kind="stable"):
+        first.setdefault(claims[:, h].tobytes(), h)
+    wanted = list(first.values())[:20]
+    assert len(wanted) == 20
+    found, which = starts._best(jax.random.key(0), claims, score, 20)
+    assert which.tolist() == wanted
+    assert found.tolist() == score[wanted].tolist()
 
 
 def test_few_points_have_all_their_tuples_tried():
