@@ -29,6 +29,7 @@ BENCHMARKS = {
     "memory": memory.rows,
     "methods": methods.rows,
     "quality": quality.rows,
+    "throughput": throughput.rows,
 }
 FIGURES = {
     "calibration": calibration.rows,
@@ -36,7 +37,6 @@ FIGURES = {
     "growing": growing.rows,
     "growth": growth.rows,
     "restarts": restarts.rows,
-    "throughput": throughput.rows,
 }
 """These draw a picture of the documentation anew, and only run when they are named."""
 

@@ -127,13 +127,14 @@ def _solved(
         listed = _partitions(solution, points, num_rows, num_parses[0])
         for s, found in zip(some, listed, strict=True):
             partitions[s] = found
+    nothing = np.full(num_rows, -1)  # where numbers are so extreme that no weight is above zero
     return Result(
         method="exact",
         scene=scenes,
         match_probs=match_probs,
         pose_mean=pose_mean,
         pose_covariance=pose_covariance,
-        object=np.stack([found[0][0] for found in partitions]),
+        object=np.stack([found[0][0] if found else nothing for found in partitions]),
         owner=owner,
         converged=np.ones(num_scenes, bool),
         steps=np.ones(num_scenes, int),

@@ -18,6 +18,7 @@ from models.constellation import (
     published_mixture,
     sized_constellation,
 )
+from models.conjugacy import LARGEST
 from models.errors import InputError
 from models.reading import Program
 from models.scenes import Scene, check_scene
@@ -79,9 +80,6 @@ def _gibbs(
     budget = _FIRST_LOOK | {"rungs": 12}
     return gibbs.run(program, scene, seed, progress=progress, **budget | options)
 
-
-MAX_PRECISION = 1e12
-"""Beyond it the digits of a float no longer tell points apart."""
 
 MAX_PARTS = 512
 """Parts of all objects of the command line's programs together."""
@@ -239,9 +237,9 @@ def check_options(
         raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
     if seed >= 1 << 63:
         raise InputError(f"the seed must be less than 2^63, got {seed}; try 0")
-    if precision is not None and precision > MAX_PRECISION:
+    if precision is not None and precision > LARGEST:
         raise InputError(
-            f"the precision must be at most {MAX_PRECISION:g}, got {precision}; it is one over the "
+            f"the precision must be at most {LARGEST:g}, got {precision}; it is one over the "
             "variance of a point, 1e4 by default"
         )
     program = program_of(method, objects, precision, prior, preset)

@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from models.errors import InputError
 from models.scenes import Scene
+
+_ROUNDING = 1e-6  # of the sum of a row's probabilities
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,20 @@ class Result:
     """What the sampler says of each draw, (chains, draws), under ArviZ's names."""
     details: dict[str, Any] = field(default_factory=dict)
     """What only this method has to say."""
+
+    def __post_init__(self) -> None:
+        """A result that cannot be true is none, whichever method it comes from."""
+        rows = np.abs(self.match_probs.sum(axis=-1) - 1.0).max(axis=-1)
+        sound = np.isfinite(self.pose_mean).all(axis=(-2, -1)) & (rows < _ROUNDING)
+        for bound in (self.elbo, self.log_evidence):
+            sound &= True if bound is None else np.isfinite(bound)
+        if not np.all(sound):
+            which = f" of scene {np.flatnonzero(~sound)[0]}" if self.is_batch else ""
+            raise InputError(
+                f"{self.method} came to no probabilities{which}: with the numbers of the program "
+                "and the scene the digits of a float do not suffice; choose units in which points "
+                "are about 1, and look for extreme numbers in the priors and the precision"
+            )
 
     @property
     def is_batch(self) -> bool:

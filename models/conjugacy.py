@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import Distribution
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from models import AnyArray
 from models.errors import ConjugacyError, InputError
@@ -31,6 +33,10 @@ from models.scenes import Scene, check_scene
 
 MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
 
+LARGEST = 1e12
+"""The largest number of a program's distributions, precisions included: beyond it the digits of a
+float no longer tell points apart."""
+
 
 def check_program(program: Program, scene: Scene) -> None:
     """Say in a sentence if a program cannot be run on a scene at all."""
@@ -48,11 +54,14 @@ def check_program(program: Program, scene: Scene) -> None:
             f"the program cannot be run ({error}); look for NaN, or a number out of range, in it"
         ) from error
     for name, site in sites.items():
-        if site["type"] == "sample" and _has_nan(site["fn"]):
-            raise InputError(
-                f"site {name!r}: NaN among the numbers of its distribution, wanted "
-                "numbers; look for a division by zero or a root of a negative number in it"
-            )
+        if site["type"] == "sample":
+            _check_numbers(name, site["fn"])
+    is_given = "match" in sites and "presence" not in sites  # else it goes by who is present
+    if is_given and not _is_possible(sites["match"]["fn"]):
+        raise InputError(
+            "site 'match': its prior forbids every match, wanted at least one without a pair of "
+            "log weight minus infinity; look at which rows and columns it leaves without a partner"
+        )
     likelihood = sites["points"]["fn"] if "points" in sites else None
     if isinstance(likelihood, MatchedParts):
         check_scene(scene, *likelihood.event_shape)
@@ -158,9 +167,40 @@ def _is_mixture_of(prior: Distribution, part_probs: dict[str, Any]) -> bool:
     return bool(np.allclose(logits, np.broadcast_to(wanted, logits.shape), atol=1e-9))
 
 
-def _has_nan(distribution: Distribution) -> bool:
+def _check_numbers(name: str, distribution: Distribution) -> None:
+    """Say in a sentence if a site has numbers that nothing can be computed with.
+
+    Only a match prior may have an infinity, minus infinity, for pairs that it forbids; of other
+    sites than those of every program only NaN is known to be wrong.
+    """
     leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(distribution))
-    return any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in leaves)
+    numbers = np.concatenate([x.ravel() for x in leaves if x.dtype.kind == "f"] or [np.zeros(0)])
+    if np.isnan(numbers).any():
+        raise InputError(
+            f"site {name!r}: NaN among the numbers of its distribution, wanted "
+            "numbers; look for a division by zero or a root of a negative number in it"
+        )
+    if name not in ("pose", "match", "points"):
+        return
+    if name == "match":
+        numbers = numbers[numbers > -np.inf]
+    too_large = numbers[np.abs(numbers) > LARGEST]
+    if len(too_large):
+        raise InputError(
+            f"site {name!r}: {too_large[0]:g} among the numbers of its distribution, wanted at most "
+            f"{LARGEST:g} in size, or digits are lost; choose smaller ones, for points of about 1"
+        )
+
+
+def _is_possible(prior: Distribution) -> bool:
+    """Whether some match of all rows has a weight above zero."""
+    if not isinstance(prior, MATCH_FAMILIES):
+        return True
+    allowed = np.isfinite(np.asarray(prior.log_weights))
+    if isinstance(prior, MixtureMatch):
+        return bool(allowed.any(axis=-1).all())
+    partner = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+    return bool((partner >= 0).all())
 
 
 def _same(first: Any, second: Any) -> bool:

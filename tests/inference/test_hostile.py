@@ -288,13 +288,16 @@ def test_odd_precisions_are_refused(tmp_path, value):
     )
 
 
-def odd_program(points, present, pose_mean=0.0, pose_variance=1.0, logit=0.0, precision=1e4):
+def odd_program(
+    points, present, pose_mean=0.0, pose_variance=1.0, logit=0.0, entry=None, precision=1e4
+):
     """Two triangles with numbers that an edit may leave in a prior."""
     parts = methods.templates(("triangle", "triangle"))
     with numpyro.plate("object", 2):
         covariance = pose_variance * jnp.eye(4)
         pose = numpyro.sample("pose", dist.MultivariateNormal(jnp.full(4, pose_mean), covariance))
-    match = numpyro.sample("match", PermutationMatch(jnp.full((6, 6), logit)))
+    logits = jnp.full((6, 6), logit).at[0, 0].set(logit if entry is None else entry)
+    match = numpyro.sample("match", PermutationMatch(logits))
     likelihood = MatchedParts(match, pose, parts, precision=precision, present=present)
     numpyro.sample("points", likelihood, obs=points)
 
@@ -311,6 +314,58 @@ def test_nan_in_a_program_is_named(method, name):
     }
     with pytest.raises(InputError, match=words[name]):
         method(functools.partial(odd_program, **{name: np.nan}), scene)
+
+
+@pytest.mark.long
+@settings(FUZZ, max_examples=20)
+@given(
+    name=st.sampled_from(["pose_mean", "pose_variance", "logit", "entry", "precision"]),
+    value=st.floats() | st.sampled_from([0.0, -np.inf, 1e-300, 1e-12, 1e12, 1e30, 1e300]),
+    method=st.sampled_from([functools.partial(cavi.run, restarts=2), exact.run]),
+)
+def test_any_number_in_a_prior_is_answered_or_refused(name, value, method):
+    scene = make_scene(np.random.default_rng(0).normal(size=(5, 2)), 6)
+    try:
+        result = method(functools.partial(odd_program, **{name: value}), scene)
+    except InputError as error:
+        assert "\n" not in str(error)
+        return
+    assert np.isfinite(result.elbo if result.log_evidence is None else result.log_evidence)
+    assert np.isfinite(result.pose_covariance).all()
+    np.testing.assert_allclose(result.match_probs.sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("odd", "pattern"),
+    [
+        ({"pose_mean": 1e13}, r"site 'pose': 1e\+13 among the numbers .* at most 1e\+12"),
+        ({"precision": np.inf}, r"site 'points': inf among the numbers"),
+        ({"logit": -np.inf}, r"site 'match': its prior forbids every match"),
+        ({"pose_mean": 1e12}, r"exact came to no probabilities of scene 0"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused(odd, pattern):
+    scene = make_scene(np.random.default_rng(0).normal(size=(5, 2)), 6)
+    with pytest.raises(InputError, match=pattern):
+        exact.run(functools.partial(odd_program, **odd), scene)
+
+
+def test_a_prior_that_leaves_two_points_one_part_is_refused():
+    """Every row and every column has a partner, and yet there is no match."""
+    logits = np.zeros((6, 6))
+    logits[:2, 1:] = -np.inf
+
+    def program(points, present):
+        with numpyro.plate("object", 2):
+            pose = numpyro.sample("pose", dist.MultivariateNormal(jnp.zeros(4), jnp.eye(4)))
+        match = numpyro.sample("match", PermutationMatch(logits))
+        parts = methods.templates(("triangle", "triangle"))
+        likelihood = MatchedParts(match, pose, parts, precision=1e4, present=present)
+        numpyro.sample("points", likelihood, obs=points)
+
+    scene = make_scene(np.random.default_rng(0).normal(size=(5, 2)), 6)
+    with pytest.raises(InputError, match="its prior forbids every match"):
+        cavi.run(program, scene)
 
 
 def test_nan_that_numpyro_lets_pass_is_named():
