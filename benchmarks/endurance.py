@@ -63,9 +63,9 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _vague_scenes() -> Scene:
-    """Points without objects, in every number: many partitions are about as probable."""
+    """Close points without objects, in every number: many partitions are about as probable."""
     drawn = sample_scenes(500, seed=0)
-    points = np.random.default_rng(0).normal(size=drawn.points.shape)
+    points = np.random.default_rng(0).normal(scale=0.03, size=drawn.points.shape)
     return Scene(np.where(drawn.present[..., None], points, 0.0), drawn.present)
 
 
