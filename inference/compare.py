@@ -206,31 +206,32 @@ def _number(value: Float[np.ndarray, ""] | None) -> float | None:
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """The rows as a table for the terminal."""
-    table = Table(box=box.SIMPLE_HEAD)
-    columns = ("method", "ELBO", "log evidence", "match error", "pose error")
-    for column in (*columns, "ESS/s", "R-hat", "Pareto k", "time", "first call"):
-        table.add_column(column, justify="left" if column == "method" else "right")
+    """A table for the terminal, a column for each method: seven of them fit in 80 characters."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column(no_wrap=True)
     for row in rows:
-        weighted = _text(row.weighted_evidence, ".2f")
-        if row.weighted_error is not None:
-            weighted += f" ± {row.weighted_error:.2f} (weights)"
-        evidence = weighted if row.log_evidence is None else _text(row.log_evidence, ".2f")
-        match = _text(row.match_error, ".3f")
-        if row.match_distance is not None:
-            match += f" (TV {row.match_distance:.3f})"
-        table.add_row(
-            row.method if row.converged else f"{row.method} (not converged)",
-            _text(row.elbo, ".2f"),
-            evidence,
-            match,
-            _text(row.pose_error, ".2f"),
-            _text(row.ess_per_second, ".0f"),
-            _text(row.r_hat, ".2f"),
-            _text(row.pareto_k, ".2f"),
-            _duration(row.seconds),
-            _duration(row.first_seconds),
-        )
+        table.add_column(row.method, justify="right", no_wrap=True)
+    lines: dict[str, Callable[[Row], str]] = {
+        "ELBO": lambda row: _text(row.elbo, ".2f"),
+        "log evidence": lambda row: _text(row.log_evidence, ".2f"),
+        "  by weights": lambda row: _text(row.weighted_evidence, ".2f"),
+        "  its error": lambda row: _text(row.weighted_error, ".2f"),
+        "Pareto k": lambda row: _text(row.pareto_k, ".2f"),
+        "match error": lambda row: _text(row.match_error, ".3f"),
+        "match TV": lambda row: _text(row.match_distance, ".3f"),
+        "pose error": lambda row: _text(row.pose_error, ".2f"),
+        "ESS/s": lambda row: _text(row.ess_per_second, ".0f"),
+        "R-hat": lambda row: _text(row.r_hat, ".2f"),
+        "converged": lambda row: "yes" if row.converged else "no",
+        "time": lambda row: _duration(row.seconds),
+        "first call": lambda row: _duration(row.first_seconds),
+    }
+    for name, text in lines.items():
+        table.add_row(name, *map(text, rows))
+    doubtful = [row.method for row in rows if (row.pareto_k or 0.0) > trust.GOOD_K]
+    if doubtful:
+        names = ", ".join(doubtful)
+        table.caption = f"Do not rely on the weights of {names}: Pareto k is above {trust.GOOD_K}."
     return table
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from inference import cavi, exact, gibbs, nuts, published, ransac, svi
 from inference.result import Result
+from models.conjugacy import LARGEST
 from models.constellation import (
     PARTS,
     constellation,
@@ -18,7 +19,6 @@ from models.constellation import (
     published_mixture,
     sized_constellation,
 )
-from models.conjugacy import LARGEST
 from models.errors import InputError
 from models.reading import Program
 from models.scenes import Scene, check_scene

@@ -28,6 +28,7 @@ from models.reading import (
     placeholder,
     precision_prior_of,
     trace_sites,
+    without_shape,
 )
 from models.scenes import Scene, check_scene
 
@@ -155,8 +156,8 @@ def _check_sites(sites: dict[str, dict[str, Any]], given: dict[str, Array]) -> N
         if name not in known and not site["is_observed"]:
             raise ConjugacyError(
                 name,
-                f"a further latent site with a {type(site['fn']).__name__} prior",
-                "no latent sites but pose, match, precision and part_probs",
+                f"a further latent site, of type {type(without_shape(site['fn'])).__name__}",
+                "no latent sites but pose, match, precision, part_probs and presence",
             )
 
 
@@ -187,8 +188,8 @@ def _check_numbers(name: str, distribution: Distribution) -> None:
     too_large = numbers[np.abs(numbers) > LARGEST]
     if len(too_large):
         raise InputError(
-            f"site {name!r}: {too_large[0]:g} among the numbers of its distribution, wanted at most "
-            f"{LARGEST:g} in size, or digits are lost; choose smaller ones, for points of about 1"
+            f"site {name!r}: {too_large[0]:g} among the numbers of its distribution, wanted at "
+            f"most {LARGEST:g} in size, or digits are lost; choose units in which points are small"
         )
 
 

@@ -139,11 +139,16 @@ def likelihood_of(sites: dict[str, dict[str, Any]]) -> MatchedParts:
     return likelihood
 
 
+def without_shape(prior: Distribution) -> Distribution:
+    """What a prior is before `expand`, `to_event` and plates."""
+    while isinstance(prior, dist.ExpandedDistribution | dist.Independent):
+        prior = prior.base_dist
+    return prior
+
+
 def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:
     """Mean and covariance of a Normal prior over the pose of each object."""
-    core = prior
-    while isinstance(core, dist.ExpandedDistribution | dist.Independent):
-        core = core.base_dist
+    core = without_shape(prior)
     shape = prior.shape()
     if len(shape) != 2:
         raise ConjugacyError("pose", f"values of shape {shape}", "one pose for each object, (K, p)")

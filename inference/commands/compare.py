@@ -43,12 +43,12 @@ def compare(
 ) -> None:
     """Infer one scene with several methods and compare them with exact inference.
 
-    The table has for each method the ELBO or log evidence in nats (± where it
-    is an estimate by importance weights); the largest error of a match
+    The table has for each method the ELBO or log evidence in nats; for
+    variational methods the evidence by importance weights and its error, to be
+    trusted where Pareto k is below 0.7; the largest error of a match
     probability and the mean total variation (TV) from the exact marginals of a
     point; the largest error of a pose mean, in exact standard deviations; for
-    samplers ESS per second and R-hat; for variational methods Pareto k, to be
-    trusted below 0.7; and the time.
+    samplers ESS per second and R-hat; and the time.
 
     [bold]Examples[/bold]
 

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import re
 
 import numpy as np
 import pytest
@@ -108,15 +107,39 @@ def test_rungs_go_to_the_methods_that_temper(monkeypatch):
     assert given["nuts"] == {}
 
 
-def test_the_table_has_a_row_for_each_method():
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(compare.render(list(rows().values())))
-    text = console.export_text()
-    ds, exact = (line for line in text.splitlines() if re.match(r"\s*(ds|exact)\b", line))
-    assert f"{rows()['ds'].elbo:.2f}" in ds
-    assert "(weights)" in ds
-    assert f"{rows()['exact'].log_evidence:.2f}" in exact
+def shown(table, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_the_table_has_a_column_for_each_method():
+    lines = [line.split() for line in shown(compare.render(list(rows().values())), 80).splitlines()]
+    ds, exact = rows()["ds"], rows()["exact"]
+    assert ["ds", "exact"] in lines
+    assert ["ELBO", f"{ds.elbo:.2f}", "-"] in lines
+    assert ["log", "evidence", "-", f"{exact.log_evidence:.2f}"] in lines
+    assert ["by", "weights", f"{ds.weighted_evidence:.2f}", "-"] in lines
     assert [row["method"] for row in compare.as_dicts(list(rows().values()))] == ["ds", "exact"]
+
+
+def test_seven_methods_fit_into_eighty_characters():
+    """With numbers as long as they get."""
+    long = rows()["ds"]._replace(
+        elbo=-1234.56, match_error=0.123, ess_per_second=12345.0, r_hat=12.34, first_seconds=123.4
+    )
+    text = shown(compare.render([long._replace(method=name) for name in METHODS]), 80)
+    assert "…" not in text
+    assert "log evidence" in text
+    assert text.count("-1234.56") == text.count("123.4 s") == len(METHODS) == 7
+
+
+def test_weights_that_are_not_to_be_relied_on_are_named():
+    good, bad = rows()["ds"]._replace(pareto_k=0.7), rows()["ds"]._replace(pareto_k=0.8)
+    assert "rely" not in shown(compare.render([good]), 80)
+    both = [good._replace(method="one"), bad._replace(method="other")]
+    words = shown(compare.render(both), 80).split()
+    assert "Do not rely on the weights of other: Pareto k is above 0.7." in " ".join(words)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +160,7 @@ def test_the_command_prints_the_table(tmp_path):
     save_scenes(path, SCENE.batch())
     arguments = ["compare", str(path), "--methods", "ds,exact", "--shapes", "triangle,triangle"]
     arguments += ["--precision", str(PRECISION), "--once"]
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, arguments)
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert f"{rows()['exact'].log_evidence:.2f}" in result.stdout
     assert f"{rows()['ds'].elbo:.2f}" in result.stdout

@@ -333,7 +333,7 @@ REFUSED = {
         "does not take the site 'part_probs' as it is",
         "the log of 'part_probs'",
     ),
-    "further_latent": (hierarchical, "scale", "HalfNormal prior", "no latent sites but pose"),
+    "further_latent": (hierarchical, "scale", "of type HalfNormal", "no latent sites but pose"),
     "transposed_match": (
         partial(program, change_match=jnp.transpose),
         "points",
