@@ -95,6 +95,7 @@ def log_normalizer_of(prior):
     return oracle.log_permanent(prior.logits) - oracle.log_van_der_waerden(N)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_points", [2, N])
 @pytest.mark.parametrize("family", MATCH_PRIORS)
 def test_the_closed_form_is_the_expectation_of_the_program(family, num_points):

@@ -340,10 +340,15 @@ def test_the_precision_factor_is_the_one_derived_by_hand():
     match_probs = jnp.asarray(random_match(rng, 5, 6))
     beta = rng.uniform(0.2, 1.5, 6)
     owner = np.array(DESIGNS["interleaved"].owner)
-    start = meanfield.fixed_precision(model, jnp.asarray(beta))
-    pose = meanfield.update_pose(model, owner, match_probs, start)
-    energy = meanfield.expected_energy(model, owner, pose)
-    found = meanfield.update_precision(model, jnp.asarray(match_probs), energy, jnp.asarray(beta))
+
+    @jax.jit
+    def update(model, match_probs, beta):
+        start = meanfield.fixed_precision(model, beta)
+        pose = meanfield.update_pose(model, owner, match_probs, start)
+        energy = meanfield.expected_energy(model, owner, pose)
+        return pose, meanfield.update_precision(model, match_probs, energy, beta)
+
+    pose, found = update(model, match_probs, beta)
     for i, problem in enumerate(problems):
         scaled = beta[i] * prior[0] / prior[1]
         mean, covariance = oracle_inference.update_pose(problem, match_probs[..., i], scaled)

@@ -16,6 +16,8 @@ from tests import oracle
 from tests.oracle_inference import canonical, object_posterior
 from tests.problems import DESIGNS, make_problem, stack_problems
 
+pytestmark = pytest.mark.long
+
 
 class Truth(NamedTuple):
     log_evidence: float

@@ -249,6 +249,7 @@ def test_extreme_scales_are_refused_with_what_to_do(tmp_path, scale):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3])
 @pytest.mark.parametrize("method", ["ds", "exact"])
 def test_other_scales_have_an_answer(method, scale):

@@ -20,6 +20,8 @@ from models.scenes import make_scene
 from models.templates import shapes, stack
 from tests.inference.two_triangles import FIVE, PARTS, POSES, PROGRAM, SCENE, result_of
 
+pytestmark = pytest.mark.long
+
 SQUARES = stack(shapes("square", "square"))
 PRIORS = [  # mean and scale of the pose of each square, and how many symmetries are left
     (np.zeros((2, 4)), np.ones((2, 4)), 2 * 4 * 4),

@@ -43,6 +43,7 @@ def test_the_skeleton_has_what_code_is_compiled_for(scenes):
     assert skeleton(other, wider.layout).alike == (0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("run", "compiled"),
     [
