@@ -159,11 +159,19 @@ def draw(figures: Figures) -> None:
     batch, restarts, size = figure.subplots(1, 3)
     _line(batch, BATCHES, [figures[f"scenes/s, batch {n}"] for n in BATCHES])
     batch.set(
-        xlabel=f"scenes at once ({RESTARTS} restarts)", ylabel="scenes a second", xscale="log"
+        xlabel=f"scenes at once ({RESTARTS} restarts)",
+        ylabel="scenes a second",
+        xscale="log",
+        ylim=(0, None),
     )
     rates = [figures[f"scenes/s, {n} restarts"] for n in NUMBERS_OF_RESTARTS]
     _line(restarts, NUMBERS_OF_RESTARTS, rates)
-    restarts.set(xlabel=f"restarts ({SOME} scenes)", xticks=NUMBERS_OF_RESTARTS, ylim=(0, None))
+    restarts.set(
+        xlabel=f"restarts ({SOME} scenes)",
+        ylabel="scenes a second",
+        xticks=NUMBERS_OF_RESTARTS,
+        ylim=(0, None),
+    )
     times = [1e-3 * figures[f"us a step, {n} parts"] for n in SIZES]
     _line(size, SIZES, times)
     size.set(xlabel="parts N", ylabel="milliseconds a step", xscale="log", yscale="log")

@@ -203,6 +203,16 @@ def test_a_demo_has_two_panels_for_each_method_and_two_for_the_scene(count):
     assert legend == NAMES
 
 
+def test_an_estimate_of_the_evidence_is_shown_with_its_error():
+    sampled = {"elbo": None, "log_evidence": np.array(-9.5)}
+    exact = make_result(method="exact", **sampled)
+    estimated = make_result(method="gibbs", details={"log_evidence_error": 0.254}, **sampled)
+    figure = plots.plot_demo([exact, estimated], PARTS, NAMES)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert sum("log evidence -9.50" in title for title in titles) == 2
+    assert sum("log evidence -9.50 ± 0.25" in title for title in titles) == 1
+
+
 def test_colours_agree_with_the_truth_although_squares_are_swapped():
     figure = plots.plot_demo([make_result(), SWAPPED], PARTS, NAMES)
     panels = [axes for axes in figure.axes if "objects found" in axes.get_title()]
