@@ -438,8 +438,8 @@ import numpy as np
 def quick(method, scenes, seed, **options):
     "Stands in for a method: answers of the right size at no cost."
     n, rows = scenes.present.shape
-    rng = np.random.default_rng(seed)
-    return Result(method, scenes, rng.random((n, rows, rows)), np.zeros((n, 3, 4)),
+    probs = np.random.default_rng(seed).dirichlet(np.ones(rows), (n, rows))
+    return Result(method, scenes, probs, np.zeros((n, 3, 4)),
         np.zeros((n, 3, 4, 4)), np.zeros((n, rows), int), np.zeros(rows, int), np.ones(n, bool),
         np.ones(n, int), elbo=np.zeros(n))
 
