@@ -1,8 +1,13 @@
 """The likelihood of a scene's points, given the match (eq. p_X) and with the match summed out."""
 
+import copy
+from collections.abc import Callable
+from typing import Self
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
@@ -15,31 +20,51 @@ from models.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.permanent import log_cofactors, log_permanent
 from models.templates import Parts
 
+Noise = Callable[[Float[Array, "*shape"], Float[Array, "*shape"]], Distribution]
+"""From location and scale, the distribution of each feature."""
 
-class _PartsLikelihood(Distribution):
-    """Points that are noisy parts: point m, if it is part n, is Normal around F_n y + offset_n.
+
+class MatchedParts(Distribution):
+    r"""The points of a scene, given which part each of them is (eq. p_X).
+
+    .. math:: p(X \mid Y, Z) = \prod_{mn} N(x_m \mid F_n y + m_n, D_n / (\lambda\beta))^{z_{mn}}
+
+    `pair_log_likelihood` is the one place that says how well a point fits a part. All else is made
+    of that table, here and where the match is summed out, so a subclass that overrides it changes
+    everything at once.
+
+    `log_prob` is linear in the match, so at a doubly stochastic matrix of match probabilities it is
+    the expected log likelihood over matches. Features that a part does not have, or that were not
+    seen, count for nothing.
 
     Args:
+        match: (..., N, N), a permutation matrix, an assignment of points to parts, or their mean.
         pose: (..., K, p), the pose of each object.
         parts: the parts of all objects; each has its own noise variance.
         precision: divides every variance. A site of a program may stand here (unknown noise).
         beta: divides every variance too: the paper's annealing parameter.
         present: which rows are points and which are dummies, (..., N), or which features of which
             rows were seen, (..., N, d). All of them by default.
+        noise: a function of location and scale that returns the NumPyro distribution of each
+            feature: `dist.Normal`, `dist.Laplace`, `functools.partial(dist.StudentT, 3.0)`. The
+            closed-form methods require the Normal; nuts and automatic guides take any.
     """
 
     support = constraints.real_matrix
-    pytree_data_fields: tuple[str, ...] = ("pose", "parts", "precision", "beta", "present")
+    pytree_data_fields = ("match", "pose", "parts", "precision", "beta", "present")
+    pytree_aux_fields = ("noise",)
 
     def __init__(
         self,
+        match: Float[Array, "*batch N N"],
         pose: Float[Array, "*batch K p"],
         parts: Parts,
-        match_batch: tuple[int, ...],
-        precision: ArrayLike,
-        beta: ArrayLike,
-        present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None,
-        validate_args: bool | None,
+        *,
+        precision: ArrayLike = 1.0,
+        beta: ArrayLike = 1.0,
+        present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None = None,
+        noise: Noise = dist.Normal,
+        validate_args: bool | None = None,
     ) -> None:
         for name, value in (("precision", precision), ("beta", beta)):
             if not isinstance(value, jax.core.Tracer) and not np.all(np.asarray(value) > 0):
@@ -48,13 +73,15 @@ class _PartsLikelihood(Distribution):
                     "and its beta goes up to 1"
                 )
         event_shape = (parts.num_parts, parts.num_features)
+        self.match = match
         self.pose = pose
         self.parts = parts
         self.precision = precision
         self.beta = beta
         self.present = present if present is not None else np.ones(event_shape, bool)
+        self.noise = noise
         batch_shape = jnp.broadcast_shapes(
-            match_batch,
+            jnp.shape(match)[:-2],
             jnp.shape(pose)[:-2],
             jnp.shape(precision),
             jnp.shape(beta),
@@ -69,73 +96,76 @@ class _PartsLikelihood(Distribution):
 
     @property
     def noise_variance(self) -> Float[Array, "*batch parts features"]:
-        """D / (precision beta)."""
+        """D / (precision beta), the squared scale of the noise."""
         scale = jnp.asarray(self.precision) * jnp.asarray(self.beta)
         return self.parts.variance / scale[..., None, None]
 
-    def log_likelihood(self, points: Float[Array, "*batch N d"]) -> Float[Array, "*batch N parts"]:
+    def pair_log_likelihood(
+        self, points: Float[Array, "*batch N d"]
+    ) -> Float[Array, "*batch N parts"]:
         """Log density of each point as each part; zero in dummy rows (eq. log_rho_dummy)."""
         predicted = self.parts.predict(self.pose)[..., None, :, :]
-        variance = self.noise_variance[..., None, :, :]
-        residual = points[..., :, None, :] - predicted
-        log_density = -0.5 * (residual**2 / variance + jnp.log(2 * jnp.pi * variance))
+        scale = jnp.sqrt(self.noise_variance)[..., None, :, :]
+        values = jnp.where(self.seen, points, 0.0)[..., :, None, :]  # unseen, it may be anything
+        log_density = self._features(predicted, scale).log_prob(values)
         counted = self.seen[..., :, None, :] & self.parts.feature_mask
         return jnp.where(counted, log_density, 0.0).sum(axis=-1)
 
-
-class MatchedParts(_PartsLikelihood):
-    r"""The points of a scene, given which part each of them is (eq. p_X).
-
-    .. math:: p(X \mid Y, Z) = \prod_{mn} N(x_m \mid F_n y + m_n, D_n / (\lambda\beta))^{z_{mn}}
-
-    `log_prob` is linear in the match, so at a doubly stochastic matrix of match probabilities it is
-    the expected log likelihood over matches. Features that a part does not have, or that were not
-    seen, count for nothing.
-
-    Args:
-        match: (..., N, N), a permutation matrix, an assignment of points to parts, or their mean.
-    """
-
-    pytree_data_fields = ("match",)
-
-    def __init__(
-        self,
-        match: Float[Array, "*batch N N"],
-        pose: Float[Array, "*batch K p"],
-        parts: Parts,
-        *,
-        precision: ArrayLike = 1.0,
-        beta: ArrayLike = 1.0,
-        present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.match = match
-        super().__init__(
-            pose, parts, jnp.shape(match)[:-2], precision, beta, present, validate_args
-        )
-
     @validate_sample
     def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
-        return weighted_sum(self.match, self.log_likelihood(value))  # eq. p_X
+        return weighted_sum(self.match, self.pair_log_likelihood(value))  # eq. p_X
 
     @property
     def mean(self) -> Float[Array, "*batch N d"]:
-        """Where the points are expected; zero where nothing is seen."""
-        predicted = jnp.where(self.parts.feature_mask, self.parts.predict(self.pose), 0.0)
-        return jnp.where(self.seen, self.match @ predicted, 0.0)
+        """Where the points are expected; zero where nothing is seen, NaN if the noise has none."""
+        return self._at_points(self._of_parts.mean)
 
     @property
     def variance(self) -> Float[Array, "*batch N d"]:
-        """Noise around the mean, for a match of zeros and ones."""
-        variance = jnp.where(self.parts.feature_mask, self.noise_variance, 0.0)
-        return jnp.where(self.seen, self.match @ variance, 0.0)
+        """Around the mean, for a match of zeros and ones; NaN if the noise has none."""
+        return self._at_points(self._of_parts.variance)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N d"]:
-        noise = jax.random.normal(key, self.shape(sample_shape))
-        return self.mean + jnp.sqrt(self.variance) * noise
+        """Points around their parts, for a match of zeros and ones; zero where nothing is seen."""
+        loc = jnp.broadcast_to(self._at_points(self.parts.predict(self.pose)), self.shape())
+        variance = self._at_points(self.noise_variance)
+        draws = self._features(loc, jnp.sqrt(jnp.where(variance > 0, variance, 1.0))).sample(
+            key, sample_shape
+        )
+        return jnp.where(variance > 0, draws, 0.0)
+
+    def given(self, match: Float[Array, "*more N N"]) -> Self:
+        """The same likelihood given another match."""
+        other = copy.copy(self)
+        other.match = match
+        other._batch_shape = jnp.broadcast_shapes(self.batch_shape, jnp.shape(match)[:-2])
+        return other
+
+    @property
+    def _of_parts(self) -> Distribution:
+        """Of each part, (..., parts, features)."""
+        return self._features(self.parts.predict(self.pose), jnp.sqrt(self.noise_variance))
+
+    def _features(
+        self, loc: Float[Array, "*shape features"], scale: Float[Array, "*shape features"]
+    ) -> Distribution:
+        noise = self.noise(loc, scale)
+        shape = jnp.broadcast_shapes(jnp.shape(loc), jnp.shape(scale))
+        if (noise.batch_shape, noise.event_shape) != (shape, ()):
+            raise InputError(
+                f"the noise must be a distribution of each feature by itself, batch shape {shape} "
+                f"and event shape (), got {type(noise).__name__} with {noise.batch_shape} and "
+                f"{noise.event_shape}; return it without to_event, as dist.Normal(loc, scale) is"
+            )
+        return noise
+
+    def _at_points(self, of_parts: Float[Array, "*batch parts d"]) -> Float[Array, "*batch N d"]:
+        """What each point has of its part, zero where nothing is seen."""
+        owned = jnp.where(self.parts.feature_mask, of_parts, 0.0)
+        return jnp.where(self.seen, self.match @ owned, 0.0)
 
 
-class MarginalParts(_PartsLikelihood):
+class MarginalParts(Distribution):
     r"""The points of a scene with the match summed out under its prior.
 
     .. math:: p(X \mid Y) = \sum_Z p(Z)\, p(X \mid Y, Z)
@@ -144,31 +174,30 @@ class MarginalParts(_PartsLikelihood):
 
     Args:
         match_prior: a match distribution of `models.match`.
+        matched: the likelihood given the match, whose table of pairs is summed over. Its own match
+            is not used.
     """
 
-    pytree_data_fields = ("match_prior",)
+    support = constraints.real_matrix
+    pytree_data_fields = ("match_prior", "matched")
 
     def __init__(
         self,
         match_prior: Distribution,
-        pose: Float[Array, "*batch K p"],
-        parts: Parts,
+        matched: MatchedParts,
         *,
-        precision: ArrayLike = 1.0,
-        beta: ArrayLike = 1.0,
-        present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         self.match_prior = match_prior
-        super().__init__(
-            pose, parts, match_prior.batch_shape, precision, beta, present, validate_args
-        )
+        self.matched = matched
+        batch_shape = jnp.broadcast_shapes(match_prior.batch_shape, matched.batch_shape)
+        super().__init__(batch_shape, matched.event_shape, validate_args=validate_args)
 
     def match_posterior(
         self, points: Float[Array, "*batch N d"]
     ) -> PermutationMatch | MixtureMatch:
         """p(Z | X, Y), from which match draws are recovered exactly."""
-        return self.match_prior.tilt(self.log_likelihood(points))
+        return self.match_prior.tilt(self.matched.pair_log_likelihood(points))
 
     @validate_sample
     def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
@@ -193,15 +222,7 @@ class MarginalParts(_PartsLikelihood):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N d"]:
         match_key, noise_key = jax.random.split(key)
         match = self.match_prior.expand(self.batch_shape).sample(match_key, sample_shape)
-        given = MatchedParts(
-            match,
-            self.pose,
-            self.parts,
-            precision=self.precision,
-            beta=self.beta,
-            present=self.present,
-        )
-        return given.sample(noise_key)
+        return self.matched.given(match).sample(noise_key)
 
 
 def seen_features(

@@ -1,10 +1,13 @@
 """The likelihood given the match and with the match summed out, against brute force."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import numpy as np
+import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 from models.errors import InputError
 from models.likelihood import MarginalParts, MatchedParts, seen_features
@@ -65,6 +68,11 @@ def brute_force(pose=SCENE.pose, points=SCENE.points, present=None, parts=PARTS)
         parts.variance / (SCENE.precision * SCENE.beta),
         seen[:, None, :] & parts.feature_mask,
     )
+
+
+def summed_out(prior, pose, parts=PARTS, **noise) -> MarginalParts:
+    """The match of a likelihood summed out; the match that it has itself does not count."""
+    return MarginalParts(prior, MatchedParts(np.full((N, N), np.nan), pose, parts, **noise))
 
 
 LOGITS = np.random.default_rng(2).normal(size=(N, N))
@@ -155,13 +163,81 @@ def test_draws_given_the_match(present):
     assert (abs(((draws - mean) ** 2).mean(axis=0) - variance) <= 5 * standard_error).all()
 
 
+# --- other noise --------------------------------------------------------------------------------
+
+STUDENT = functools.partial(dist.StudentT, 3.0)
+SCIPY = {"normal": stats.norm, "student": stats.t(3), "laplace": stats.laplace}
+NOISES = {"normal": dist.Normal, "student": STUDENT, "laplace": dist.Laplace}
+each_noise = pytest.mark.parametrize("noise", NOISES)
+
+
+@each_noise
+@each_mask
+def test_the_table_of_pairs_has_the_density_of_the_noise(noise, present):
+    likelihood = MatchedParts(
+        np.eye(N), SCENE.pose, PARTS, **NOISE, present=present, noise=NOISES[noise]
+    )
+    predicted = oracle.predicted_parts(PARTS.F, PARTS.offset, PARTS.owner, SCENE.pose)
+    scale = np.sqrt(PARTS.variance / (SCENE.precision * SCENE.beta))
+    residual = (SCENE.points[:, None] - predicted) / scale
+    seen = np.ones((N, D), bool) if present is None else np.asarray(likelihood.seen)
+    counted = seen[:, None] & PARTS.feature_mask
+    expected = np.where(counted, SCIPY[noise].logpdf(residual) - np.log(scale), 0).sum(axis=-1)
+    np.testing.assert_allclose(likelihood.pair_log_likelihood(SCENE.points), expected, rtol=1e-12)
+
+
+@each_noise
+def test_draws_have_the_noise(noise):
+    """Each feature by itself, by its distribution function."""
+    columns = np.array([2, 0, 1, 3])
+    likelihood = MatchedParts(
+        oracle.as_matrices(columns, N), SCENE.pose, PARTS, **NOISE, noise=NOISES[noise]
+    )
+    predicted = oracle.predicted_parts(PARTS.F, PARTS.offset, PARTS.owner, SCENE.pose)[columns]
+    scale = np.sqrt(PARTS.variance[columns] / (SCENE.precision * SCENE.beta))
+    counted = PARTS.feature_mask[columns]
+    draws = np.asarray(draw(likelihood, jax.random.key(0)))
+    assert (draws[:, ~counted] == 0).all()
+    for residual in ((draws - predicted) / scale)[:, counted].T:
+        assert stats.kstest(residual, SCIPY[noise].cdf).pvalue > 1e-4
+    variance = np.where(counted, scale**2 * SCIPY[noise].var(), 0)
+    np.testing.assert_allclose(likelihood.mean, np.where(counted, predicted, 0), atol=1e-12)
+    np.testing.assert_allclose(likelihood.variance, variance, atol=1e-12)
+
+
+def test_noise_without_moments_has_none():
+    likelihood = MatchedParts(np.eye(N), SCENE.pose, PARTS, noise=dist.Cauchy)
+    assert np.isnan(likelihood.mean).all() and np.isnan(likelihood.variance).all()
+
+
+@each_noise
+def test_the_gradient_is_finite_where_nothing_is_seen(noise):
+    points = np.where(ROWS_SEEN[:, None], SCENE.points, np.nan)
+
+    @jax.grad
+    def gradient(pose):
+        likelihood = MatchedParts(np.eye(N), pose, PARTS, present=ROWS_SEEN, noise=NOISES[noise])
+        return likelihood.pair_log_likelihood(points).sum()
+
+    assert np.isfinite(gradient(SCENE.pose)).all()
+
+
+def test_noise_that_is_not_of_each_feature_is_refused():
+    def together(loc, scale):
+        return dist.Normal(loc, scale).to_event(1)
+
+    likelihood = MatchedParts(np.eye(N), SCENE.pose, PARTS, noise=together)
+    with pytest.raises(InputError, match=r"each feature by itself, .* got Independent .* to_event"):
+        likelihood.log_prob(SCENE.points)
+
+
 # --- the match summed out -----------------------------------------------------------------------
 
 
 @each_prior
 @each_mask
 def test_marginal_density(prior, log_weights, matches, present):
-    marginal = MarginalParts(prior, SCENE.pose, PARTS, **NOISE, present=present)
+    marginal = summed_out(prior, SCENE.pose, PARTS, **NOISE, present=present)
     expected = oracle.log_marginal(log_weights, brute_force(present=present), matches)
     np.testing.assert_allclose(log_prob(marginal, SCENE.points), expected, rtol=1e-11)
 
@@ -169,7 +245,7 @@ def test_marginal_density(prior, log_weights, matches, present):
 @each_prior
 @each_mask
 def test_match_posterior(prior, log_weights, matches, present):
-    marginal = MarginalParts(prior, SCENE.pose, PARTS, **NOISE, present=present)
+    marginal = summed_out(prior, SCENE.pose, PARTS, **NOISE, present=present)
     expected = oracle.marginals(log_weights + brute_force(present=present), matches)
     np.testing.assert_allclose(posterior_mean(marginal, SCENE.points), expected, atol=1e-11)
 
@@ -179,9 +255,7 @@ def test_gradient_of_the_marginal_density(prior, log_weights, matches):
     @jax.jit
     @jax.grad
     def gradient(pose):
-        return MarginalParts(prior, pose, PARTS, **NOISE, present=FEATURES_SEEN).log_prob(
-            SCENE.points
-        )
+        return summed_out(prior, pose, PARTS, **NOISE, present=FEATURES_SEEN).log_prob(SCENE.points)
 
     def density(pose):
         table = brute_force(pose, present=FEATURES_SEEN)
@@ -215,7 +289,7 @@ def test_draws_with_the_match_summed_out(prior, log_weights, matches):
     between = (probs[:, None] * centres).T @ centres - np.outer(mean, mean)
     covariance = between + np.diag(probs @ noise[matches].reshape(len(matches), -1))
 
-    marginal = MarginalParts(prior, SCENE.pose, PARTS, **NOISE)
+    marginal = summed_out(prior, SCENE.pose, PARTS, **NOISE)
     draws = np.asarray(draw(marginal, jax.random.key(1))).reshape(DRAWS, -1)
     products = (draws - mean)[:, :, None] * (draws - mean)[:, None, :]
     assert_mean(draws, mean)
@@ -237,8 +311,8 @@ def with_logits(prior, logits):
 @each_prior
 def test_relabelling_the_points_permutes_the_answer(prior, log_weights, matches):
     order = np.array([2, 0, 3, 1])
-    before = MarginalParts(prior, SCENE.pose, PARTS, **NOISE, present=ROWS_SEEN)
-    after = MarginalParts(
+    before = summed_out(prior, SCENE.pose, PARTS, **NOISE, present=ROWS_SEEN)
+    after = summed_out(
         with_logits(prior, LOGITS[order]), SCENE.pose, PARTS, **NOISE, present=ROWS_SEEN[order]
     )
     points = SCENE.points[order]
@@ -252,8 +326,8 @@ def test_relabelling_the_points_permutes_the_answer(prior, log_weights, matches)
 def test_relabelling_the_parts_permutes_the_answer(prior, log_weights, matches):
     order = np.array([2, 0, 3, 1])
     parts = Parts(*(field[order] for field in PARTS))
-    before = MarginalParts(prior, SCENE.pose, PARTS, **NOISE, present=ROWS_SEEN)
-    after = MarginalParts(
+    before = summed_out(prior, SCENE.pose, PARTS, **NOISE, present=ROWS_SEEN)
+    after = summed_out(
         with_logits(prior, LOGITS[:, order]), SCENE.pose, parts, **NOISE, present=ROWS_SEEN
     )
     points = SCENE.points
@@ -291,7 +365,7 @@ def some_batch() -> Batch:
     )
 
 
-def matched(scene: Batch) -> MatchedParts:
+def matched(scene: Batch, noise=dist.Normal) -> MatchedParts:
     return MatchedParts(
         jax.nn.softmax(scene.logits),
         scene.pose,
@@ -299,21 +373,18 @@ def matched(scene: Batch) -> MatchedParts:
         precision=scene.precision,
         beta=scene.beta,
         present=scene.present,
+        noise=noise,
     )
 
 
-def marginal(scene: Batch) -> MarginalParts:
-    return MarginalParts(
-        PermutationMatch(scene.logits),
-        scene.pose,
-        PARTS,
-        precision=scene.precision,
-        beta=scene.beta,
-        present=scene.present,
-    )
+def marginal(scene: Batch, noise=dist.Normal) -> MarginalParts:
+    return MarginalParts(PermutationMatch(scene.logits), matched(scene, noise))
 
 
-@pytest.mark.parametrize("make", [matched, marginal])
+LIKELIHOODS = (matched, marginal, functools.partial(marginal, noise=STUDENT))
+
+
+@pytest.mark.parametrize("make", LIKELIHOODS)
 def test_a_batch_is_the_loop(make):
     batch = some_batch()
     likelihood = make(batch)
@@ -328,7 +399,7 @@ def test_a_batch_is_the_loop(make):
     assert few(likelihood, jax.random.key(0)).shape == (2, 3, N, D)
 
 
-@pytest.mark.parametrize("make", [matched, marginal])
+@pytest.mark.parametrize("make", LIKELIHOODS)
 def test_a_likelihood_is_a_pytree(make):
     likelihood = make(some_batch())
     points = some_batch().points
@@ -344,7 +415,7 @@ def test_draws_of_a_batch_under_one_prior_are_independent():
     prior = PermutationMatch(np.zeros((1, N, N)))
     poses = np.broadcast_to(SCENE.pose, (50, K, P))
     sample = jax.jit(lambda likelihood, key: likelihood.sample(key))
-    draws = sample(MarginalParts(prior, poses, PARTS, precision=1e12), jax.random.key(0))
+    draws = sample(summed_out(prior, poses, PARTS, precision=1e12), jax.random.key(0))
     assert len(np.unique(np.round(draws, 3), axis=0)) > 10
 
 
@@ -379,8 +450,6 @@ def test_masks_over_rows_and_over_features(shape, event_shape):
 def test_a_bad_noise_level_is_named(arguments, sentence):
     with pytest.raises(InputError, match=sentence):
         MatchedParts(np.eye(N), SCENE.pose, PARTS, **arguments)
-    with pytest.raises(InputError, match=sentence):
-        MarginalParts(PermutationMatch(LOGITS), SCENE.pose, PARTS, **arguments)
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 2), ()])
