@@ -14,11 +14,11 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
-from inference.enumeration import Moments, pair_terms
+from inference.enumeration import Moments, pair_terms, part_design
 from inference.parses import Draws, draw_poses
 from models.batches import Skeleton
 from models.errors import InputError
-from models.linalg import inverse_and_log_det, total
+from models.linalg import cholesky, condition, covariance_of, innovations, rounded_up, total
 from models.reading import Conjugate
 
 MAX_TERMS = 500_000
@@ -114,29 +114,33 @@ def _object_terms(
 ]:
     """The log weight of each map of an object with its pose integrated out, and the pose given it.
 
-    As in `enumeration.object_grid`, with any number of points on a part.
+    As in `enumeration.object_grid`, with any number c of points on a part. Their residuals r are
+    observed as one number, sqrt(c) times their mean, which has the noise of a single one; what is
+    left of them is the squared distance from their mean.
     """
     parts, maps = listing.parts[k], listing.maps[k]
-    score, votes = pair_terms(model, parts, listing.num_points)
-    F = model.parts.F[parts]
-    weight = (model.parts.feature_mask / model.parts.variance)[parts]
-    certainty = jnp.einsum("nd...,ndp...,ndq...->npq...", weight, F, F)
-    prior_precision, prior_log_det = inverse_and_log_det(model.pose_covariance[k])
-    prior_vote = total(prior_precision * model.pose_mean[k], axis=1)
-    prior_term = total(prior_vote * model.pose_mean[k], axis=0) + prior_log_det
-    precision = prior_precision + jnp.einsum(
-        "cn,npq...->cpq...", maps.counts.astype(float), certainty
-    )  # eq. Lambda_k
-    inverse, log_det = inverse_and_log_det(jnp.moveaxis(precision, 0, 2))
-    covariance = jnp.moveaxis(inverse, 2, 0)
-    score, votes = (
-        jnp.concatenate([x[:-1], jnp.zeros_like(x[:-1, :1])], axis=1) for x in (score, votes)
-    )  # nothing for a point that it leaves to the others
-    points = range(listing.num_points)
-    information = prior_vote + sum(votes[m, maps.part[:, m]] for m in points)
-    mean = total(covariance[maps.pattern] * information[:, None], axis=2)  # eq. mu_k
-    quadratic = total(information * mean, axis=1) - log_det[maps.pattern] - prior_term
-    return sum(score[m, maps.part[:, m]] for m in points) + 0.5 * quadratic, mean, covariance
+    score, residual = (x[:-1] for x in pair_terms(model, k, parts, listing.num_points))
+    counts = maps.counts.astype(float)
+    rows = part_design(model, parts)[:, :, :, None] * np.sqrt(counts).T[:, None, None, :, None]
+    prior_factor = cholesky(model.pose_covariance[k])[:, :, None]
+    given = condition(prior_factor, rows.reshape(-1, *rows.shape[2:]))
+    log_scale = total(jnp.log(given.deviation), axis=0)
+
+    observed, weight = [], -log_scale[maps.pattern]
+    for n in range(len(parts)):
+        taken = (maps.part == n).T[:, :, None].astype(float)
+        count = np.maximum(counts[maps.pattern, n], 1.0)[:, None]
+        weight = weight + total(taken * score[:, n, None], axis=0)
+        for own in jnp.moveaxis(residual[:, n], 1, 0)[:, :, None]:  # a feature, (M, 1, scenes)
+            mean = total(taken * own, axis=0) / count
+            weight = weight - 0.5 * total(taken * (own - mean) ** 2, axis=0)
+            observed.append(mean * np.sqrt(count))
+    steps = jax.tree.map(lambda x: x[..., maps.pattern, :], given)
+    start = jnp.zeros((model.pose_mean.shape[1], 1, 1))
+    z, shift = innovations(steps, jnp.stack(observed), start)
+    mean = model.pose_mean[k] + jnp.moveaxis(shift, 1, 0)
+    covariance = jnp.moveaxis(covariance_of(given.factor), 2, 0)
+    return weight - 0.5 * total(z**2, axis=0), mean, covariance
 
 
 def moments(model: Conjugate, listing: Listing, sums: Sums) -> Moments:
@@ -162,7 +166,7 @@ def moments(model: Conjugate, listing: Listing, sums: Sums) -> Moments:
         by_pattern = jax.ops.segment_sum(probs, maps.pattern, len(maps.counts))
         within = jnp.einsum("c...,cpq...->pq...", by_pattern, sums.covariance[k])
         means.append(mean)
-        covariances.append(within + between)
+        covariances.append(rounded_up(within + between))
     order = np.argsort(np.concatenate(listing.parts))
     of_points = jnp.concatenate(columns, axis=1)[:, order]
     dummies = jax.nn.softmax(model.match_logits[listing.num_points :], axis=1)

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from inference.subsets import Level, Placements, fewest, levels, placements, refuse_if_too_large
 from models import AnyArray
 from models.batches import Skeleton
-from models.linalg import inverse_and_log_det, total
+from models.linalg import cholesky, condition, covariance_of, innovations, rounded_up, total
 from models.reading import Conjugate
 
 LOG_ZERO = -1e30
@@ -51,14 +51,15 @@ class Plan(NamedTuple):
 class Grid(NamedTuple):
     """The log weight of every pair of rows of `Placements`, prior included.
 
-    The posterior mean of the pose given a placement is the sum of what its two rows contribute.
-    What one row does depends also on which parts the other row meets, its pattern.
+    The posterior mean of the pose given a placement is the prior mean plus what its two rows
+    contribute. What one row does depends also on which parts the other row meets, its pattern.
     """
 
     log_weight: Float[Array, "left right *scenes"]
-    left_mean: Float[Array, "left right_patterns p *scenes"]
-    right_mean: Float[Array, "left_patterns right p *scenes"]
-    covariance: Float[Array, "left_patterns right_patterns p p *scenes"]
+    left_mean: Float[Array, "left p right_patterns *scenes"]
+    right_mean: Float[Array, "left_patterns p right *scenes"]
+    covariance: Float[Array, "p p left_patterns right_patterns *scenes"]
+    prior_mean: Float[Array, "p *scenes"]
 
 
 class Tables(NamedTuple):
@@ -122,66 +123,98 @@ def object_grid(
 ) -> Grid:
     """The marginal likelihood of every placement on the parts of object k, pose integrated out.
 
-    It is sum log N(x; m, D) + 1/2 (h' C h - mu_0' D_0^-1 mu_0 + log |D_0^-1| + log |C|) with
-    C the covariance and h = D_0^-1 mu_0 + votes the information vector of the pose given the
-    placement. C depends only on which parts have a point, and with h = h_left + h_right
+    The features of the placed points are observed one after another, left half first. Feature i,
+    in units of its noise and relative to the prior mean, is r_i = (x - m - F mu_0) / sqrt(v), and
 
-        1/2 h' C h = 1/2 h_left' C h_left + h_left' C h_right + 1/2 h_right' C h_right.
+        log p(x) = -1/2 sum_i (z_i^2 + 2 log s_i + log(2 pi v_i)),    z_i = (r_i - E r_i) / s_i,
+
+    where E r_i and s_i are its mean and standard deviation given the features before. Nothing
+    cancels, however precise the points are. The s_i depend only on which parts have a point. The
+    z_i of the right half are linear in its points and in the mean pose given the left half, so each
+    is a number of the left row plus a number of the right row.
     """
-    score, votes = pair_terms(model, parts, num_points)
+    score, residual = pair_terms(model, k, parts, num_points)
     half = placed.left.shape[1]
-    left_met, right_met = (met.astype(float) for met in (placed.left_met, placed.right_met))
-    F = model.parts.F[parts]
-    weight = (model.parts.feature_mask / model.parts.variance)[parts]
-    certainty = jnp.einsum("nd...,ndp...,ndq...->npq...", weight, F, F)
-    prior_precision, prior_log_det = inverse_and_log_det(model.pose_covariance[k])
-    prior_vote = total(prior_precision * model.pose_mean[k], axis=1)
-    prior_term = total(prior_vote * model.pose_mean[k], axis=0) + prior_log_det
-    precision = (  # eq. Lambda_k, for every pattern of parts that have a point
-        prior_precision
-        + jnp.einsum("ln,npq...->lpq...", left_met, certainty[:half])[:, None]
-        + jnp.einsum("rn,npq...->rpq...", right_met, certainty[half:])
-    )
-    inverse, log_det = inverse_and_log_det(jnp.moveaxis(precision, (0, 1), (2, 3)))
-    covariance = jnp.moveaxis(inverse, (2, 3), (0, 1))
-
-    information = prior_vote + _over_parts(votes[:, :half], placed.left)
-    vote = _over_parts(votes[:, half:], placed.right)
+    design = part_design(model, parts)
+    prior_mean, prior_factor = model.pose_mean[k], cholesky(model.pose_covariance[k])
     of_left, of_right = placed.left_pattern, placed.right_pattern
-    left_mean = total(covariance[of_left] * information[:, None, None], axis=3)
-    right_mean = total(covariance[:, of_right] * vote[:, None], axis=3)
-    quadratic = total(information[:, None] * left_mean, axis=2) - log_det[of_left] - prior_term
-    left_term = _over_parts(score[:, :half], placed.left)[:, None] + 0.5 * quadratic
-    right_term = _over_parts(score[:, half:], placed.right) + 0.5 * total(vote * right_mean, axis=2)
+
+    met = _by_feature(design[:half], placed.left_met)
+    left = condition(prior_factor[:, :, None], met)  # (..., left patterns, scenes)
+    met = _by_feature(design[half:], placed.right_met)[:, :, None]
+    both = condition(left.factor[:, :, :, None], met)  # (..., left, right patterns, scenes)
+
+    steps = jax.tree.map(lambda x: x[..., of_left, :], left)
+    start = jnp.zeros((len(prior_mean), 1, 1))
+    left_z, mean = innovations(steps, _placed(residual[:, :half], placed.left), start)
+    steps = jax.tree.map(lambda x: x[..., of_left, :, :], both)
+    from_left, left_mean = innovations(steps, jnp.zeros((len(met), 1, 1, 1)), mean[:, :, None])
+    steps = jax.tree.map(lambda x: x[..., of_right, :], both)
+    observed = _placed(residual[:, half:], placed.right)[:, None]
+    from_right, right_mean = innovations(steps, observed, start[..., None])
+
+    log_scale = jnp.log(left.deviation).sum(axis=0)[:, None] + jnp.log(both.deviation).sum(axis=0)
+    left_term = _over_parts(score[:, :half], placed.left) - 0.5 * (left_z**2).sum(axis=0)
+    left_term = left_term[:, None] - log_scale[of_left]
+    right_term = _over_parts(score[:, half:], placed.right)
+    from_left, left_mean = (jnp.moveaxis(x, 1, 0) for x in (from_left, left_mean))
+    from_right, right_mean = (jnp.moveaxis(x, 1, 0) for x in (from_right, right_mean))
 
     def row(inputs: tuple[Array, Array, Array]) -> Float[Array, "right *scenes"]:
-        pattern, term, mean = inputs
-        return term[of_right] + right_term[pattern] + total(mean[of_right] * vote, axis=1)
+        pattern, term, predicted = inputs
+        z = predicted[:, of_right] + from_right[pattern]
+        return term[of_right] + right_term - 0.5 * total(z**2, axis=0)
 
-    log_weight = jax.lax.map(row, (jnp.asarray(of_left), left_term, left_mean))
-    return Grid(jnp.maximum(log_weight, LOG_ZERO), left_mean, right_mean, covariance)
+    log_weight = jax.lax.map(row, (jnp.asarray(of_left), left_term, from_left))
+    covariance = covariance_of(both.factor)
+    return Grid(jnp.maximum(log_weight, LOG_ZERO), left_mean, right_mean, covariance, prior_mean)
+
+
+def part_design(model: Conjugate, parts: Int[np.ndarray, " n"]) -> Float[Array, "n d p *scenes"]:
+    """F of each part in units of its noise, zero where it lacks the feature."""
+    own = jax.tree.map(lambda x: x[parts], model.parts)
+    return own.F * (own.feature_mask / jnp.sqrt(own.variance))[:, :, None]
 
 
 def pair_terms(
-    model: Conjugate, parts: Int[np.ndarray, " n"], num_points: int
-) -> tuple[Float[Array, "M+1 n *scenes"], Float[Array, "M+1 n p *scenes"]]:
-    """Each point as each part: its log weight at the part's offset, and its vote for the pose.
+    model: Conjugate, k: int, parts: Int[np.ndarray, " n"], num_points: int
+) -> tuple[Float[Array, "M+1 n *scenes"], Float[Array, "M+1 n d *scenes"]]:
+    """Each point as each part of object k: its log weight but for the squares, and its residual.
 
-    The last row is for no point at all: a dummy row takes the part.
+    The residual is from the part at the prior mean of the pose, in units of the noise. The last row
+    is for no point at all: a dummy row takes the part.
     """
     own = jax.tree.map(lambda x: x[parts], model.parts)
-    centred = model.points[:num_points, None] - own.offset  # (M, n, d, scenes)
-    log_density = -0.5 * (centred**2 / own.variance + jnp.log(2 * jnp.pi * own.variance))
-    score = model.match_logits[:num_points, parts] + total(own.feature_mask * log_density, axis=2)
-    weighted = own.feature_mask / own.variance * centred
-    votes = total(own.F * weighted[..., None, :], axis=2)
+    expected = own.offset + total(own.F * model.pose_mean[k], axis=2)
+    deviation = own.feature_mask / jnp.sqrt(own.variance)
+    residual = (model.points[:num_points, None] - expected) * deviation  # (M, n, d, scenes)
+    log_density = -0.5 * total(own.feature_mask * jnp.log(2 * jnp.pi * own.variance), axis=1)
+    score = model.match_logits[:num_points, parts] + log_density
+    score = jnp.broadcast_to(score, (*score.shape[:2], residual.shape[-1]))
     if num_points < len(model.points):
         unmet = model.match_logits[-1, parts]
     else:  # no dummy rows: every part has a point
         unmet = jnp.full((len(parts), 1), LOG_ZERO)
     unmet = jnp.broadcast_to(unmet, score.shape[1:])[None]
     score = jnp.maximum(jnp.concatenate([score, unmet]), LOG_ZERO)
-    return score, jnp.concatenate([votes, jnp.zeros_like(votes[:1])])
+    return score, jnp.concatenate([residual, jnp.zeros_like(residual[:1])])
+
+
+def _by_feature(
+    design: Float[Array, "n d p *scenes"], met: Bool[np.ndarray, "patterns n"]
+) -> Float[Array, "n*d p patterns *scenes"]:
+    """The rows to condition on under each pattern: zeros for parts that have no point."""
+    rows = design[:, :, :, None] * met.T[:, None, None, :, None]
+    return rows.reshape(-1, *rows.shape[2:])
+
+
+def _placed(
+    residual: Float[Array, "M+1 n d *scenes"], rows: Int[np.ndarray, "rows n"]
+) -> Float[Array, "n*d rows *scenes"]:
+    """The numbers that each row of placements observes."""
+    num_parts, num_features = residual.shape[1:3]
+    chosen = [residual[rows[:, a], a, j] for a in range(num_parts) for j in range(num_features)]
+    return jnp.stack(chosen) if chosen else jnp.zeros((0, len(rows), residual.shape[-1]))
 
 
 def _over_parts(
@@ -214,7 +247,8 @@ def _object_moments(
 ) -> tuple[Float[Array, "M n *scenes"], Float[Array, "p *scenes"], Float[Array, "p p *scenes"]]:
     """Of one object, from the log weight of all that goes with each of its subsets.
 
-    One row of the grid after another; nothing as large as the grid is kept.
+    One row of the grid after another. The covariance between placements is a sum of squares around
+    the posterior mean, because a difference of second moments may be indefinite.
     """
     placed = plan.placed[k]
     of_right = placed.right_pattern
@@ -222,46 +256,42 @@ def _object_moments(
     outside = jnp.concatenate([outside, jnp.full_like(outside[:1], 2 * LOG_ZERO)])
 
     def add_row(
-        sums: tuple[Array, Array], inputs: tuple[Array, Array, Array, Array]
-    ) -> tuple[tuple[Array, Array], Array]:
-        pattern, subset, log_weight, mean = inputs
+        right_probs: Array, inputs: tuple[Array, Array, Array]
+    ) -> tuple[Array, tuple[Array, Array]]:
+        pattern, subset, log_weight = inputs
         probs = jnp.exp(log_weight + outside[subset])
         by_pattern = jnp.stack([probs[of_right == r].sum(axis=0) for r in range(num_right)])
-        new = (probs, probs[:, None] * mean[of_right])
-        return jax.tree.map(lambda x, y: x.at[pattern].add(y), sums, new), by_pattern
+        return right_probs.at[pattern].add(probs), (probs, by_pattern)
 
     columns, scenes = grid.log_weight.shape[1:]
-    start = (
-        jnp.zeros((num_left, columns, scenes)),
-        jnp.zeros((num_left, columns, grid.left_mean.shape[2], scenes)),
+    start = jnp.zeros((num_left, columns, scenes))
+    patterns = jnp.asarray(placed.left_pattern)
+    # Probabilities by left pattern and right row, of each pair of rows, and by left row and right
+    # pattern.
+    right_probs, (probs, left_probs) = jax.lax.scan(
+        add_row, start, (patterns, jnp.asarray(placed.subset), grid.log_weight)
     )
-    rows = (
-        jnp.asarray(placed.left_pattern),
-        jnp.asarray(placed.subset),
-        grid.log_weight,
-        grid.left_mean,
-    )
-    # Probabilities by left pattern and right row, the left rows' share of the mean summed
-    # likewise, and probabilities by left row and right pattern.
-    (right_probs, left_shares), left_probs = jax.lax.scan(add_row, start, rows)
 
     halves = ((placed.left, left_probs.sum(axis=1)), (placed.right, right_probs.sum(axis=0)))
     match_probs = [
-        jnp.einsum("im,i...->m...", _one_hot(rows[:, a], plan.num_points), probs)
-        for rows, probs in halves
+        jnp.einsum("im,i...->m...", _one_hot(rows[:, a], plan.num_points), by_row)
+        for rows, by_row in halves
         for a in range(rows.shape[1])
     ]
-    shares = ((left_probs, grid.left_mean), (right_probs, grid.right_mean))
-    mean = jnp.zeros(grid.left_mean.shape[2:])
-    second = jnp.zeros((len(mean), *mean.shape))
-    for probs, share in shares:
-        mean = mean + jnp.einsum("ab...,abp...->p...", probs, share)
-        second = second + jnp.einsum("ab...,abp...,abq...->pq...", probs, share, share)
-    cross = jnp.einsum("ljp...,ljq...->pq...", left_shares, grid.right_mean)
+    shift = jnp.einsum("ir...,ipr...->p...", left_probs, grid.left_mean)
+    shift = shift + jnp.einsum("lj...,lpj...->p...", right_probs, grid.right_mean)
+
+    def add_squares(squares: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        pattern, probs, mean = inputs
+        apart = (mean - shift[:, None])[:, of_right] + grid.right_mean[pattern]
+        return squares + ((probs * apart)[:, None] * apart).sum(axis=2), None
+
+    start = jnp.zeros((len(shift), *shift.shape))
+    between, _ = jax.lax.scan(add_squares, start, (patterns, probs, grid.left_mean))
     by_patterns = jnp.einsum("il,ir...->lr...", _one_hot(placed.left_pattern, num_left), left_probs)
-    within = jnp.einsum("lr...,lrpq...->pq...", by_patterns, grid.covariance)
-    between = second + cross + jnp.swapaxes(cross, 0, 1) - mean[:, None] * mean
-    return jnp.stack(match_probs, axis=1), mean, within + between
+    within = jnp.einsum("lr...,pqlr...->pq...", by_patterns, grid.covariance)
+    covariance = rounded_up(within + between)
+    return jnp.stack(match_probs, axis=1), grid.prior_mean + shift, covariance
 
 
 Lists = tuple[Float[Array, "n *scenes"], Int[np.ndarray, "most out"]]

@@ -12,10 +12,10 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, Int
 
-from guides.meanfield import fixed_precision, update_pose
 from inference.enumeration import LOG_ZERO, Plan, Tables, flat, largest_sum
 from inference.subsets import Level, Placements, members
 from models import AnyArray
+from models.linalg import cholesky, condition, innovations, total
 from models.permanent import log_permanent
 from models.reading import Conjugate
 
@@ -95,16 +95,39 @@ def draw(key: Array, model: Conjugate, plan: Plan, tables: Tables, count: int) -
 def draw_poses(
     key: Array, model: Conjugate, owner: Int[np.ndarray, " N"], match: Int[Array, "draws M"]
 ) -> Float[Array, "draws K p"]:
-    """At a single match the coordinate update of q(Y) is the exact posterior."""
-    count, num_points = match.shape
-    num_parts = model.parts.F.shape[0]
-    one_hot = jnp.moveaxis(jax.nn.one_hot(match, num_parts, dtype=float), 0, -1)
-    padded = jnp.pad(one_hot, [(0, num_parts - num_points), (0, 0), (0, 0)])
-    precision = fixed_precision(model, jnp.ones(count))
-    pose = update_pose(model, owner, padded, precision)
-    factor = jnp.linalg.cholesky(jnp.transpose(pose.covariance, (3, 2, 0, 1)))
-    noise = jax.random.normal(key, factor.shape[:-1])
-    return jnp.transpose(pose.mean, (2, 1, 0)) + jnp.einsum("dkpq,dkq->dkp", factor, noise)
+    """A pose of each object for each match, for a single scene."""
+    mean, factor = poses_given(jax.tree.map(lambda x: x[..., 0], model), owner, match)
+    noise = jax.random.normal(key, mean.shape)
+    return (mean + total(factor * noise, axis=1)).T
+
+
+def poses_given(
+    model: Conjugate, owner: Int[np.ndarray, " N"], match: Int[AnyArray, "draws M"]
+) -> tuple[Float[Array, "p K draws"], Float[Array, "p p K draws"]]:
+    """Mean of each pose given the match, and a factor C of its covariance C C'.
+
+    The features are observed one after another, as in `enumeration.object_grid`.
+
+    Args:
+        model: of a single scene, without a scene axis.
+        match: the part of each of the first M rows, -1 for none.
+    """
+    num_rows = match.shape[1]
+    own = jax.tree.map(lambda x: jnp.asarray(x)[match], model.parts)  # (draws, M, ...)
+    of = jnp.asarray(owner)[match]
+    counted = own.feature_mask & model.seen[:num_rows] & (match >= 0)[..., None]
+    scale = counted / jnp.sqrt(own.variance)
+    expected = own.offset + jnp.einsum("imdp,imp->imd", own.F, model.pose_mean[of])
+    residual = jnp.moveaxis(scale * (model.points[:num_rows] - expected), 0, -1)
+    rows = jnp.moveaxis(scale[..., None] * own.F, 0, -1)[:, :, :, None]  # (M, d, p, 1, draws)
+    is_owner = of.T[:, None] == np.arange(model.num_objects)[:, None]  # (M, K, draws)
+    design = rows * is_owner[:, None, None]
+    prior_factor = cholesky(jnp.moveaxis(model.pose_covariance, 0, 2))
+    steps = condition(prior_factor[..., None], design.reshape(-1, *design.shape[2:]))
+    observed = residual.reshape(-1, 1, len(match))
+    prior_mean = model.pose_mean.T[:, :, None]
+    _, shift = innovations(steps, observed, jnp.zeros_like(prior_mean))
+    return prior_mean + shift, steps.factor
 
 
 def _points_of(placed: Placements, cell: Int[Array, " n"]) -> Int[Array, "n parts"]:

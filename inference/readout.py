@@ -6,7 +6,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 
+from inference.parses import poses_given
 from inference.result import Result
+from models.linalg import covariance_of
 from models.reading import Program, read
 
 _ANY_ANGLE = np.pi / np.sqrt(3)
@@ -73,21 +75,9 @@ def poses_given_match(
     has no size; given the match it is the Normal of eqs. Lambda_k and mu_k.
     """
     model = read(program, result.scene)
-    owner, F, offset = (np.asarray(x) for x in (result.owner, model.parts.F, model.parts.offset))
-    weight = np.asarray(model.parts.feature_mask) / np.asarray(model.parts.variance)
-    seen, points = np.asarray(model.seen), np.asarray(model.points)
-    means, covariances = [], []
-    for k in range(model.num_objects):
-        rows = np.flatnonzero((match >= 0) & (owner[match] == k))
-        parts = match[rows]
-        prior = np.linalg.inv(np.asarray(model.pose_covariance[k]))
-        certain = weight[parts] * seen[rows]
-        precision = prior + np.einsum("ndp,nd,ndq->pq", F[parts], certain, F[parts])
-        votes = np.einsum("ndp,nd,nd->p", F[parts], certain, points[rows] - offset[parts])
-        covariance = np.linalg.inv(precision)
-        means.append(covariance @ (prior @ np.asarray(model.pose_mean[k]) + votes))
-        covariances.append(covariance)
-    return np.stack(means), np.stack(covariances)
+    mean, factor = poses_given(model, np.asarray(result.owner), np.asarray(match)[None])
+    covariance = covariance_of(factor)
+    return np.asarray(mean[..., 0].T), np.moveaxis(np.asarray(covariance[..., 0]), 2, 0)
 
 
 def similarity_of(

@@ -9,13 +9,16 @@ up, so no pivoting is needed.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 _UNROLLED = 32
+
+_ROUNDING = 64 * 2.0**-52
+"""Added to the diagonal of a covariance, relative to it: a little more than rounding can take."""
 
 
 def total(values: Float[Array, "*shape"], axis: int) -> Float[Array, "*rest"]:
@@ -59,23 +62,29 @@ def _reduce(
 def inverse_and_log_det(
     matrix: Float[Array, "n n *batch"],
 ) -> tuple[Float[Array, "n n *batch"], Float[Array, "*batch"]]:
-    """Inverse and log determinant of a positive definite matrix, by Gauss-Jordan sweeps.
+    """Inverse and log determinant of a positive definite matrix, by forward elimination.
 
-    A loop and not unrolled: XLA would fuse the sweeps and compute what goes in over and over.
+    With U the inverse of the unit triangular factor and d the pivots, the inverse is
+    sum_i U_i' U_i / d_i. As a sum of squares it is positive definite where the matrix is nearly
+    singular, too, which the result of Gauss-Jordan sweeps is not.
+
+    A loop and not unrolled: XLA would fuse the steps and compute what goes in over and over.
     """
     numbers = jnp.arange(len(matrix)).reshape(-1, *(1,) * (matrix.ndim - 2))
 
-    def sweep(
-        i: int, state: tuple[Float[Array, "n n *batch"], Float[Array, "*batch"]]
-    ) -> tuple[Float[Array, "n n *batch"], Float[Array, "*batch"]]:
-        matrix, log_det = state
-        here = numbers == i
-        row = jnp.where(here, 1.0, matrix[i]) / matrix[i, i]
-        cleared = jnp.where(here[None], 0.0, matrix) - matrix[:, i][:, None] * row[None]
-        return jnp.where(here[:, None], row[None], cleared), log_det + jnp.log(matrix[i, i])
+    def eliminate(i: int, system: Float[Array, "n n *batch"]) -> Float[Array, "n n *batch"]:
+        here, below = numbers == i, numbers > i
+        row = jnp.where(here, 1.0, system[i])
+        share = jnp.where(below, system[:, i] / system[i, i], 0.0)
+        kept = jnp.where(below[:, None] & here[None], 0.0, system)  # the column of U comes here
+        return kept - share[:, None] * row[None]
 
-    start = (jnp.asarray(matrix, float), jnp.zeros(matrix.shape[2:]))
-    return jax.lax.fori_loop(0, len(matrix), sweep, start)
+    system = jax.lax.fori_loop(0, len(matrix), eliminate, jnp.asarray(matrix, float))
+    pivots = jnp.stack([system[i, i] for i in range(len(matrix))])
+    is_below, is_diagonal = numbers[:, None] > numbers[None], numbers[:, None] == numbers[None]
+    unit = jnp.where(is_diagonal, 1.0, jnp.where(is_below, system, 0.0))
+    inverse = total(unit[:, :, None] * (unit / pivots[:, None])[:, None], axis=0)
+    return inverse, total(jnp.log(pivots), axis=0)
 
 
 def cholesky(matrix: Float[Array, "n n *batch"]) -> Float[Array, "n n *batch"]:
@@ -104,3 +113,88 @@ def solve(
         return system - column[:, None] * row[None]
 
     return jax.lax.fori_loop(0, len(system), eliminate, system)[:, -1]
+
+
+class Conditioning(NamedTuple):
+    """What observing some numbers does to a Normal vector, whatever the numbers are.
+
+    The rows are observed one after another. `gain` and `deviation` hold given the rows before.
+    """
+
+    design: Float[Array, "rows p *batch"]
+    gain: Float[Array, "rows p *batch"]
+    """How far the mean moves for each unit that an observation differs from its prediction."""
+    deviation: Float[Array, "rows *batch"]
+    """The standard deviation of the prediction, at least 1, which is that of the noise."""
+    factor: Float[Array, "p p *batch"]
+    """The covariance after all rows is `factor` times its transpose."""
+
+
+def condition(
+    factor: Float[Array, "p p *batch"], design: Float[Array, "rows p *batch"]
+) -> Conditioning:
+    """Condition y ~ N(mean, C C') on numbers a' y + noise, the noise being N(0, 1).
+
+    Potter's square-root form of the Kalman filter. For each row a, with f = C' a,
+
+        s = 1 + f' f,    gain = C f / s,    C <- C (I - f f' / (s + sqrt(s))),
+
+    and the number has variance s before it is observed. Everything is a sum of squares or relative
+    to C, so the relative error is about the machine epsilon times sqrt(s). An inverse of the
+    precision matrix has the epsilon times s.
+    """
+
+    def observe(
+        factor: Float[Array, "p p *batch"], row: Float[Array, "p *batch"]
+    ) -> tuple[Float[Array, "p p *batch"], tuple[Array, Array]]:
+        seen = total(factor * row[:, None], axis=0)
+        variance = 1.0 + total(seen**2, axis=0)
+        deviation = jnp.sqrt(variance)
+        towards = total(factor * seen, axis=1)
+        shrunk = factor - towards[:, None] * (seen / (variance + deviation))
+        return shrunk, (towards / variance, deviation)
+
+    batch = jnp.broadcast_shapes(factor.shape[2:], design.shape[2:])
+    start = jnp.broadcast_to(factor, (*factor.shape[:2], *batch))
+    last, (gain, deviation) = jax.lax.scan(observe, start, design)
+    return Conditioning(design, gain, deviation, last)
+
+
+def innovations(
+    steps: Conditioning, observed: Float[Array, "rows *batch"], mean: Float[Array, "p *batch"]
+) -> tuple[Float[Array, "rows *batch"], Float[Array, "p *batch"]]:
+    """How far each number is from its prediction, in standard deviations, and the mean after all.
+
+    The log density of the numbers is -1/2 sum_i (z_i^2 + log(2 pi)) - sum_i log deviation_i, with z
+    the first value returned. Both values are linear in the numbers and the mean together.
+    """
+
+    def observe(
+        mean: Float[Array, "p *batch"], inputs: tuple[Array, Array, Array, Array]
+    ) -> tuple[Float[Array, "p *batch"], Float[Array, "*batch"]]:
+        row, gain, deviation, number = inputs
+        surprise = number - total(row * mean, axis=0)
+        return mean + gain * surprise, surprise / deviation
+
+    batch = jnp.broadcast_shapes(mean.shape[1:], observed.shape[1:], steps.deviation.shape[1:])
+    start = jnp.broadcast_to(mean, (len(mean), *batch))
+    last, scaled = jax.lax.scan(observe, start, (*steps[:3], observed))
+    return scaled, last
+
+
+def covariance_of(factor: Float[Array, "p p *batch"]) -> Float[Array, "p p *batch"]:
+    """The covariance `factor factor'`, positive definite in floating point."""
+    return rounded_up(total(factor[:, None] * factor[None], axis=2))
+
+
+def rounded_up(covariance: Float[Array, "p p *batch"]) -> Float[Array, "p p *batch"]:
+    """A covariance made symmetric, with its variances raised by a few units in the last place.
+
+    A sum of outer products that is nearly singular may be indefinite once it is rounded. Raised by
+    more than the rounding it has a Cholesky factor.
+    """
+    diagonal = jnp.eye(len(covariance)).reshape(
+        *covariance.shape[:2], *(1,) * (covariance.ndim - 2)
+    )
+    symmetric = 0.5 * (covariance + jnp.swapaxes(covariance, 0, 1))
+    return symmetric * (1.0 + _ROUNDING * diagonal)

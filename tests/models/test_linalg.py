@@ -3,8 +3,18 @@
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
-from models.linalg import cholesky, inverse_and_log_det, largest, solve, total
+from models.linalg import (
+    cholesky,
+    condition,
+    covariance_of,
+    innovations,
+    inverse_and_log_det,
+    largest,
+    solve,
+    total,
+)
 
 
 def positive_definite(size: int, batch: tuple[int, ...]) -> np.ndarray:
@@ -33,6 +43,34 @@ def test_inverse_determinant_and_solution(size, batch):
     solution = jax.jit(solve)(matrices_first, right_first)
     expected = np.linalg.solve(matrices, right[..., None])[..., 0]
     np.testing.assert_allclose(np.moveaxis(solution, 0, -1), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_the_inverse_of_a_nearly_singular_matrix_has_a_factor():
+    """A precision matrix with two precise directions out of four, a thousand times."""
+    rows = np.random.default_rng(0).normal(size=(2, 4, 1000))
+    matrices = np.eye(4)[:, :, None] + 1e10 * np.einsum("rpi,rqi->pqi", rows, rows)
+    inverse, _ = jax.jit(inverse_and_log_det)(matrices)
+    assert np.isfinite(cholesky(inverse)).all()
+
+
+def test_conditioning_one_number_after_another_is_conditioning_at_once():
+    rng = np.random.default_rng(0)
+    factor, rows = rng.normal(size=(3, 3, 5)), rng.normal(size=(4, 3, 5))
+    numbers, mean = rng.normal(size=(4, 5)), rng.normal(size=(3, 5))
+    steps = jax.jit(condition)(factor, rows)
+    z, last = jax.jit(innovations)(steps, numbers, mean)
+    for i in range(5):
+        covariance, a = factor[..., i] @ factor[..., i].T, rows[..., i]
+        joint = stats.multivariate_normal(a @ mean[:, i], a @ covariance @ a.T + np.eye(4))
+        log_density = stats.norm.logpdf(z[:, i]).sum() - np.log(steps.deviation[:, i]).sum()
+        np.testing.assert_allclose(log_density, joint.logpdf(numbers[:, i]), rtol=1e-12)
+        gain = covariance @ a.T @ np.linalg.inv(joint.cov)
+        expected = mean[:, i] + gain @ (numbers[:, i] - joint.mean)
+        np.testing.assert_allclose(last[:, i], expected, rtol=1e-11)
+        found = covariance_of(steps.factor[..., i])
+        np.testing.assert_allclose(
+            found, covariance - gain @ a @ covariance, rtol=1e-10, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 2), (40, 5, 2), (1, 1, 1)])
