@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from numpyro.handlers import seed, trace
 
 from inference import symmetry
-from inference.evaluate import flat, log_joint_by_set
-from inference.presence import ranked
+from inference.conditions import ranked
+from inference.evaluate import computed, flat, log_joint_by_set
 from inference.presence_sets import possible_sets
 from inference.relabel import frame_at_match, relabel
 from inference.result import Result
@@ -34,7 +34,7 @@ def recover_match(
     The average is over the exact conditional probabilities of every draw (Rao-Blackwell), which
     has a smaller error than the frequencies of the matches.
     """
-    chains, count = draws["pose"].shape[:2]
+    chains, count = next(iter(draws.values())).shape[:2]
     flat = {name: x.reshape(chains * count, *x.shape[2:]) for name, x in draws.items()}
     recover, observed = _recover(program), Scene(**scene.observed)
     found = []
@@ -57,7 +57,16 @@ def recover_presence(
     log_weight = log_joint_by_set(program, scene, flat(draws))
     chosen = jax.random.categorical(jax.random.fold_in(key, 1), log_weight)
     flags = np.asarray(possible_sets(program, scene).flags)[np.asarray(chosen)]
-    return flags.reshape(*draws["pose"].shape[:2], -1)
+    return flags.reshape(*next(iter(draws.values())).shape[:2], -1)
+
+
+def with_computed(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The draws with what the program computes from them: `pose`, and deterministic sites."""
+    shape = draws["match"].shape[:2]
+    found = computed(program, scene, flat(draws))
+    return draws | {name: x.reshape(*shape, *x.shape[1:]) for name, x in found.items()}
 
 
 @functools.lru_cache(maxsize=32)
@@ -175,7 +184,7 @@ def frequent_partition(
 def owner_of(program: Program, scene: Scene) -> Int[np.ndarray, " N"]:
     """The object that each part belongs to."""
     sites = trace(seed(marginal(program), jax.random.key(0))).get_trace(**scene.observed)
-    return np.asarray(sites["points"]["fn"].parts.owner)
+    return np.asarray(sites["points"]["fn"].matched.parts.owner)
 
 
 def as_chains(collected: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,9 +18,9 @@ from numpyro.infer.util import log_density
 
 from inference.presence_sets import has_presence, sets_are_open, with_sets
 from models.errors import InputError
-from models.likelihood import MatchedParts
+from models.likelihood import MarginalParts, MatchedParts
 from models.marginal import marginal
-from models.reading import Program, log_prob_of_data
+from models.reading import Program, read
 from models.scenes import Scene
 
 Draws = Mapping[str, np.ndarray]
@@ -81,6 +81,12 @@ def replicate(
     return _in_blocks(_compiled(program, "replicate"), values, scene)
 
 
+def computed(program: Program, scene: Scene, draws: Draws) -> dict[str, np.ndarray]:
+    """What the program computes at each draw: the poses and all deterministic sites."""
+    values = dict(draws) | {"match": match_matrix(np.asarray(draws["match"]))}
+    return _in_blocks(_compiled(program, "computed"), values, scene)
+
+
 def match_matrix(match: Int[np.ndarray, "*draws N"]) -> Float[np.ndarray, "*draws N N"]:
     """The part of each row as a matrix of zeros and ones; rows of dummies are zero."""
     return (match[..., None] == np.arange(match.shape[-1])).astype(float)
@@ -97,6 +103,12 @@ def likelihood_at(program: Program, scene: Scene, values: Mapping[str, Any]) -> 
             "MatchedParts, whose match can be summed out; edit the program"
         )
     return likelihood
+
+
+def points_of(program: Program, scene: Scene) -> Float[np.ndarray, "N d"]:
+    """What the program observes at its site of points; it may have centred or scaled them."""
+    sites = _trace(marginal(program), scene, {}, jax.random.key(0))
+    return np.asarray(sites["points"]["value"])
 
 
 def latent_supports(program: Program, scene: Scene) -> dict[str, tuple[Any, tuple[int, ...]]]:
@@ -127,13 +139,23 @@ def _continuous(draws: Draws) -> dict[str, Any]:
 
 
 def _trace(program: Program, scene: Scene, values: Mapping[str, Any], key: Array) -> dict[str, Any]:
-    return trace(seed(substitute(program, data=dict(values)), key)).get_trace(**scene.observed)
+    return trace(seed(_given(program, values), key)).get_trace(**scene.observed)
+
+
+def _given(program: Program, values: Mapping[str, Any]) -> Program:
+    """The program at values of its latent sites; of what it computes itself none are taken."""
+
+    def value_of(site: dict[str, Any]) -> Any:
+        latent = site["type"] == "sample" and not site["is_observed"]
+        return values.get(site["name"]) if latent else None
+
+    return substitute(program, substitute_fn=value_of)
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(program: Program, what: str) -> Callable[..., Any]:
     def joint(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, ""]:
-        return log_density(marginal(program), (), observed, values)[0]
+        return log_density(_given(marginal(program), values), (), observed, {})[0]
 
     def joint_by_set(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " sets"]:
         return jax.vmap(lambda flags: joint(values, observed | {"presence": flags}))(
@@ -142,7 +164,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
 
     def points(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " N"]:
         sites = _trace(marginal(program), Scene(**observed), values, jax.random.key(0))
-        by_point = sites["points"]["fn"].log_prob_given_others(observed["points"])
+        by_point = sites["points"]["fn"].log_prob_given_others(sites["points"]["value"])
         return jnp.where(observed["present"], by_point, 0.0)
 
     def prior(
@@ -153,16 +175,24 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
             key, set_key = jax.random.split(key)
             sets = observed["presence"]
             scenes = (Scene(**observed)._replace(presence=flags) for flags in sets)
-            log_prior = jnp.stack([log_prob_of_data(program, scene) for scene in scenes])
+            log_prior = jnp.stack([read(program, scene).log_constant for scene in scenes])
             drawn["presence"] = sets[jax.random.categorical(set_key, log_prior)]
         sites = _trace(of, Scene(**(observed | drawn)), {}, key)
         latent = (s for s in sites.values() if s["type"] == "sample" and not s["is_observed"])
-        return drawn | {site["name"]: site["value"] for site in latent}
+        likelihood = sites["points"]["fn"]
+        matched = likelihood.matched if isinstance(likelihood, MarginalParts) else likelihood
+        pose = {"pose": matched.pose}  # a site of its own, or computed
+        return pose | drawn | {site["name"]: site["value"] for site in latent}
 
     def anew(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, "N d"]:
         latent = {name: value for name, value in values.items() if name != "key"}
         sites = _trace(program, Scene(**observed), latent, jax.random.key(0))
         return sites["points"]["fn"].sample(values["key"])
+
+    def computed(values: dict[str, Array], observed: dict[str, Array]) -> dict[str, Array]:
+        sites = _trace(program, Scene(**observed), values, jax.random.key(0))
+        found = {n: s["value"] for n, s in sites.items() if s["type"] == "deterministic"}
+        return found | {"pose": sites["points"]["fn"].pose}
 
     functions: dict[str, Callable[..., Any]] = {
         "joint": joint,
@@ -171,6 +201,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
         "prior": prior,
         "marginal prior": functools.partial(prior, of=marginal(program)),
         "replicate": anew,
+        "computed": computed,
     }
     return jax.jit(jax.vmap(functions[what], in_axes=(0, None)))
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.flatten_util import ravel_pytree
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Float, Int
 from numpyro.distributions import biject_to, constraints
@@ -26,10 +27,11 @@ from numpyro.infer.reparam import Reparam
 from guides import meanfield
 from guides.guide import mean_field_guide
 from guides.meanfield import PoseFactor
+from guides.projections import PROJECTIONS
 from inference.ascent import Schedule
 from inference.chains import beginnings
-from inference.normalizer import elbo_constant
 from inference.pool import engine, run_keys
+from inference.problem import Problem, read_problem
 from models.linalg import cholesky
 from models.marginal import marginal
 from models.match import DoublyStochasticMatch, MixtureMatch
@@ -47,10 +49,13 @@ Params = dict[str, Any]
 
 
 class Frame(NamedTuple):
-    """Where the poses of a run begin, and the unit that they are measured in."""
+    """Where the poses of a run begin, and the unit that they are measured in.
 
-    centre: Float[Array, "K p"]
-    unit: Float[Array, "K p"]
+    For an automatic guide both are dictionaries of the sites that poses depend on, unconstrained.
+    """
+
+    centre: Any
+    unit: Any
 
 
 class Family(NamedTuple):
@@ -88,8 +93,9 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
 
     def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
         """The R that coordinate ascent starts from with this key, and the poses given it."""
-        ascent = engine(program, projection_name, start, Schedule(), layout)
-        pool = ascent.launch(scenes.take(runs[:, 0]), run_keys(key, runs))
+        problem = _problem(program, scenes)
+        ascent = engine(problem.skeleton, projection_name, start, Schedule())
+        pool = ascent.start(problem.reading.take(runs[:, 0]), run_keys(key, runs))
         match_probs = pool.state.match_probs
         noise = meanfield.fixed_precision(pool.model, jnp.ones(len(runs)))
         pose = poses_given(pool.model, match_probs, noise)
@@ -143,8 +149,17 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
         }
         return drawn | {"match": drawn["match"].argmax(axis=-1)}
 
-    constant = functools.partial(elbo_constant, program, projection_name)
+    def constant(scenes: Scene) -> Float[np.ndarray, " scenes"]:
+        bound = PROJECTIONS[projection_name].log_bound(layout.num_rows)
+        return _problem(program, scenes).log_constant + bound
+
     return Family(begin, loss, elbo, constrained, draw, constant)
+
+
+def _problem(program: Program, scenes: Scene) -> Problem:
+    problem = read_problem(program, scenes, or_bound=True)
+    assert isinstance(problem, Problem)  # as `check_conjugate` has made sure of
+    return problem
 
 
 def mean_field_elbo(
@@ -187,16 +202,22 @@ def match_probs_of(params: Params) -> Float[Array, "*batch N N"]:
 @functools.lru_cache(maxsize=32)
 def automatic(
     program: Program,
+    names: tuple[str, ...],
     name: str,
     start: str,
     particles: int,
     layout: Layout,
 ) -> Family:
-    """One of NumPyro's guides on the program with its match summed out, for any prior."""
+    """One of NumPyro's guides on the program with its match summed out, for any prior.
+
+    Args:
+        names: the sites that poses depend on, `inference.poses.pose_sites`, which are measured.
+    """
     blank = layout.blank()
     given = {} if name == "AutoIAFNormal" else {"init_scale": 0.5}
+    zero, one = jnp.zeros(()), jnp.ones(())
     guide = getattr(autoguide, name)(
-        _measured(program, Frame(jnp.zeros(()), jnp.ones(()))),
+        _measured(program, Frame(dict.fromkeys(names, zero), dict.fromkeys(names, one))),
         init_loc_fn=functools.partial(_init),
         **given,
     )
@@ -204,13 +225,18 @@ def automatic(
     initial = {name: site["value"] for name, site in first.items() if site["type"] == "param"}
     transforms = _transforms(guide, blank)
     estimate, judge = Trace_ELBO(num_particles=particles), Trace_ELBO(num_particles=JUDGES)
+    sites = trace(seed(marginal(program), jax.random.key(0))).get_trace(**blank.observed)
+    latent = [n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]]
+    supports = {name: biject_to(sites[name]["fn"].support) for name in names}
 
     def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
         begins = beginnings(program, scenes.take(0), key, len(runs), start)  # type: ignore[arg-type]
-        variance = jnp.diagonal(begins.pose_covariance, axis1=-2, axis2=-1)
+        variance = jnp.diagonal(begins.covariance, axis1=-2, axis2=-1).reshape(len(runs), -1)
+        centre = {name: jax.vmap(supports[name].inv)(begins.values[name]) for name in names}
+        _, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], centre))
         free = {name: _inverse(transforms[name], x) for name, x in initial.items()}
         repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(runs), *jnp.shape(x))), free)
-        return repeated, Frame(begins.values["pose"], jnp.sqrt(variance))
+        return repeated, Frame(centre, jax.vmap(unravel)(jnp.sqrt(variance)))
 
     def constrained(free: Params, frame: Frame) -> Params:
         return {name: _apply(transforms[name], x) for name, x in free.items()}
@@ -226,36 +252,43 @@ def automatic(
 
     def draw(key: Array, free: Params, frame: Frame, count: int) -> dict[str, Array]:
         drawn = guide.sample_posterior(key, constrained(free, frame), sample_shape=(count,))
-        measured = drawn.pop("pose_measured")
-        return drawn | {"pose": frame.centre + frame.unit * measured}
+        # What the guide computes itself is in the frame that it was made with, not in this one.
+        measured = {name: drawn[f"{name}_measured"] for name in names}
+        return {name: drawn[name] for name in latent if name not in names} | {
+            name: jax.vmap(supports[name])(frame.centre[name] + frame.unit[name] * x)
+            for name, x in measured.items()
+        }
 
     loss = functools.partial(estimated, estimate)
     return Family(begin, loss, elbo, constrained, draw, lambda scenes: np.zeros(len(scenes.points)))
 
 
 class _Measured(Reparam):
-    """The pose as centre + unit * `pose_measured`."""
+    """A site whose unconstrained value is centre + unit * `<site>_measured`."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
+    def __init__(self, centre: Array, unit: Array) -> None:
+        self.centre, self.unit = centre, unit
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Any) -> tuple[None, Array]:
-        centre, unit = self.frame
-        shape = fn.shape()
+        support = biject_to(fn.support)
+        shape = support.inverse_shape(fn.shape())
         inverse = AffineTransform(
-            jnp.broadcast_to(-centre / unit, shape), jnp.broadcast_to(1.0 / unit, shape)
+            jnp.broadcast_to(-self.centre / self.unit, shape),
+            jnp.broadcast_to(1.0 / self.unit, shape),
         )
-        measured = dist.TransformedDistribution(fn, IndependentTransform(inverse, fn.event_dim))
-        return None, centre + unit * numpyro.sample(f"{name}_measured", measured)
+        transforms = [support.inv, IndependentTransform(inverse, support.domain.event_dim)]
+        measured = numpyro.sample(f"{name}_measured", dist.TransformedDistribution(fn, transforms))
+        return None, support(self.centre + self.unit * measured)
 
 
 def _measured(program: Program, frame: Frame) -> Program:
-    return reparam(marginal(program), config={"pose": _Measured(frame)})
+    config = {name: _Measured(frame.centre[name], frame.unit[name]) for name in frame.centre}
+    return reparam(marginal(program), config=config)
 
 
 def _init(site: dict[str, Any]) -> Any:
-    """Poses begin at their centre, other sites at the median of their priors."""
-    if site["name"] == "pose_measured":
+    """Measured sites begin at their centre, others at the median of their priors."""
+    if site["name"].endswith("_measured"):
         return jnp.zeros(site["fn"].shape())
     return init_to_median(site, num_samples=255)
 

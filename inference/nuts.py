@@ -1,9 +1,9 @@
 """NUTS on the program with its match summed out, for any prior that has a density.
 
-`models.reading.marginal` leaves continuous sites only, whatever their priors; all chains are run at
-once, and a match for each draw is recovered exactly afterwards. NUTS alone does not cross from mode
-to mode: where a scene has several, every chain tells of its own, and R-hat of the poses shows it.
-With tempering (`inference.tempering`) it does, and gives the log evidence too.
+`models.marginal.marginal` leaves continuous sites only, whatever their priors. All chains are run
+at once, and a match for each draw is recovered exactly afterwards. NUTS alone does not cross from
+mode to mode: where a scene has several, every chain tells of its own, and R-hat of the poses shows
+it. With tempering (`inference.tempering`) it does, and gives the log evidence too.
 """
 
 import functools
@@ -15,22 +15,28 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 from numpyro.infer.hmc import HMCState, hmc
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 
 from inference.chains import Beginnings, beginnings, check_budget, run_chains
-from inference.draws import as_chains, recover_match, recover_presence, result_of_draws
+from inference.draws import (
+    as_chains,
+    recover_match,
+    recover_presence,
+    result_of_draws,
+    with_computed,
+)
+from inference.poses import pose_sites
 from inference.presence_sets import at_first_set, has_presence, potential, with_sets
 from inference.result import Result
 from inference.tempering import bridge, exchange_states, prior_ladder
-from models.conjugacy import check_program
 from models.errors import InputError
-from models.marginal import marginal, tempered
+from models.marginal import check_table, marginal, tempered
 from models.reading import Program
 from models.scenes import Scene
+from models.witness import check_program
 
 Observed = dict[str, Array]
 Betas = Float[Array, " rungs"]
@@ -72,8 +78,9 @@ def run(
     standard error in `details`, beside the betas and how often neighbours exchanged their states.
 
     Args:
-        program: any NumPyro program of sites `pose`, `match` and `points`, further continuous sites
-            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit. A
+        program: any NumPyro program of sites `match` and `points`, with poses that are a site
+            `pose` or computed from others (`inference.poses`), further continuous sites welcome. A
+            gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit. A
             `presence` is summed out, at as many times the cost as there are possible sets of
             present objects, and drawn afterwards.
         rungs: replicas of each chain for tempering; 1 for none. Whole states are exchanged, so more
@@ -91,6 +98,7 @@ def run(
     began = time.perf_counter()
     scene = check_budget(program, scene, num_chains, num_warmup, num_draws)
     check_program(program, scene)
+    check_table(program, Scene(**at_first_set(with_sets(program, scene).observed)))
     if not 0 < target_accept < 1:
         raise InputError(
             f"the acceptance aimed at must lie between 0 and 1, got {target_accept}; try 0.8"
@@ -104,7 +112,7 @@ def run(
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
     betas = prior_ladder(program, scene, rungs)
     depth = (10 if rungs == 1 else 6) if max_tree_depth is None else max_tree_depth
-    sampler = _sampler(program, num_warmup, target_accept, depth)
+    sampler = _sampler(program, pose_sites(program, scene), num_warmup, target_accept, depth)
     begins = beginnings(program, scene, begin_key, num_chains, start)
     observed = {name: jnp.asarray(x) for name, x in with_sets(program, scene).observed.items()}
     keys = jax.random.split(chain_key, num_chains)
@@ -128,6 +136,7 @@ def run(
     if has_presence(program, scene):
         draws["presence"] = recover_presence(program, scene, draws, match_key)
     draws["match"], match_probs = recover_match(program, scene, draws, match_key)
+    draws = with_computed(program, scene, draws)
     result = result_of_draws(
         "nuts",
         program,
@@ -144,14 +153,18 @@ def run(
 
 @functools.lru_cache(maxsize=32)
 def _sampler(
-    program: Program, num_warmup: int, target_accept: float, max_tree_depth: int
+    program: Program,
+    names: tuple[str, ...],
+    num_warmup: int,
+    target_accept: float,
+    max_tree_depth: int,
 ) -> Sampler:
     """Compiled once for each program and shape of its scenes."""
 
     def potential_of(
         beta: Float[Array, ""], **observed: Array
     ) -> Callable[[dict[str, Array]], Float[Array, ""]]:
-        return lambda z: potential(tempered(program, beta), observed, z)
+        return lambda z: potential(tempered(marginal(program), beta), observed, z)
 
     init_kernel, sample_kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
 
@@ -162,7 +175,7 @@ def _sampler(
             return init_kernel(
                 z,
                 num_warmup,
-                inverse_mass_matrix=_inverse_mass(z, begins.pose_covariance, beta),
+                inverse_mass_matrix=_inverse_mass(z, names, begins.covariance, beta),
                 dense_mass=True,
                 target_accept_prob=target_accept,
                 max_tree_depth=max_tree_depth,
@@ -212,16 +225,17 @@ def _sampler(
 
 
 def _inverse_mass(
-    z: dict[str, Array], pose_covariance: Float[Array, "K p p"], beta: Float[Array, ""]
+    z: dict[str, Array],
+    names: tuple[str, ...],
+    covariance: Float[Array, "blocks size size"],
+    beta: Float[Array, ""],
 ) -> Float[Array, "sites sites"]:
-    """The covariance of q's poses, and the identity for all other sites, in the order of `z`.
+    """The covariance of the sites of the pose, and the identity for all others, as `z` is raveled.
 
     Below beta = 1 it is wider, and of unit scale at beta = 0.
     """
-    scale = jnp.trace(pose_covariance, axis1=1, axis2=2)[:, None, None] / pose_covariance.shape[-1]
-    wider = pose_covariance / (beta + (1 - beta) * scale)
-    blocks = [
-        block_diag(*wider) if name == "pose" else jnp.eye(ravel_pytree(z[name])[0].size)
-        for name in sorted(z)
-    ]
-    return block_diag(*blocks)
+    scale = jnp.trace(covariance, axis1=1, axis2=2)[:, None, None] / covariance.shape[-1]
+    wider = covariance / (beta + (1 - beta) * scale)
+    owner = np.repeat(sorted(z), [z[name].size for name in sorted(z)])
+    place = np.flatnonzero(np.isin(owner, names))
+    return jnp.eye(len(owner)).at[np.ix_(place, place)].set(block_diag(*wider))

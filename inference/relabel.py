@@ -20,6 +20,7 @@ from inference.evaluate import (
     log_joint,
     marginal_prior_draws,
     match_matrix,
+    points_of,
 )
 from inference.result import Result
 from inference.symmetry import Symmetry
@@ -105,7 +106,7 @@ def frames_at(
     F, mask = np.asarray(parts.F), np.asarray(parts.feature_mask)
     counted = np.asarray(likelihood.seen)[:, None] & mask
     weight = counted / np.asarray(likelihood.noise_variance)  # of each row as each part
-    centred = np.asarray(scene.points)[:, None] - np.asarray(parts.offset)
+    centred = points_of(program, scene)[:, None] - np.asarray(parts.offset)
     certainty = np.einsum("ndp,mnd,ndq->mnpq", F, weight, F)
     votes = np.einsum("ndp,mnd,mnd->mnp", F, weight, centred)
     owner = np.asarray(parts.owner)

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from inference.draws import owner_of, recover_match, result_of_draws
+from inference.draws import owner_of, recover_match, result_of_draws, with_computed
 from inference.families import (
     AUTOMATIC,
     Family,
@@ -27,11 +27,14 @@ from inference.families import (
     match_probs_of,
     mean_field,
 )
+from inference.poses import pose_sites
 from inference.result import Result, partition
-from models.conjugacy import check_conjugate, check_program
+from models.batches import check_conjugate
 from models.errors import InputError
+from models.marginal import check_table
 from models.reading import Program
 from models.scenes import Scene, check_scene
+from models.witness import check_program
 
 OPTIMIZER = optax.adam(
     optax.exponential_decay(0.5, transition_steps=200, decay_rate=0.5, transition_begin=500),
@@ -91,7 +94,7 @@ def run(
 
     Args:
         program: for "mean_field" a program that the closed forms hold for, as coordinate ascent
-            wants it; for an automatic guide any NumPyro program of `pose`, `match` and `points`.
+            wants it; for an automatic guide any NumPyro program that nuts takes.
         restarts: runs for each scene, of which the one with the highest ELBO is kept.
         start: for "mean_field" what `cavi.run` takes, "poses" or "uniform", with the same random
             starts for the same key; for an automatic guide "vi", poses from restarts of coordinate
@@ -149,6 +152,7 @@ def run(
             result = replace(result.take(0), draws=draws)
         else:
             draws["match"], match_probs = recover_match(program, one, draws, draw_key)
+            draws = with_computed(program, one, draws)
             result = result_of_draws(
                 "svi",
                 program,
@@ -251,7 +255,9 @@ def _family(
             "automatic guides are fitted to one scene, got a batch; use scene.take(i), or the "
             "guide mean_field"
         )
-    return automatic(program, guide, start, particles, scene.layout)
+    check_table(program, scene)
+    names = pose_sites(program, scene)
+    return automatic(program, names, guide, start, particles, scene.layout)
 
 
 def _mean_field_result(

@@ -5,6 +5,10 @@ with it, every point is explained as before. So the posterior of a scene with tw
 2 x 4 x 4 = 32 copies of each mode. `find` looks for all such changes: linear maps of poses that put
 the parts of one object where those of another (or its own) were, and under which the density of the
 program itself does not change, so an edited prior that breaks a symmetry is noticed.
+
+Where a program computes its poses from other sites, its density at a changed pose cannot be had by
+changing the pose. Then no symmetry is used: chains in modes that are images of each other count as
+different.
 """
 
 import itertools
@@ -17,6 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from inference.evaluate import likelihood_at, log_joint, marginal_prior_draws
+from inference.poses import is_site
 from models.reading import Program
 from models.scenes import Scene
 from models.templates import Parts
@@ -34,6 +39,10 @@ class Turn(NamedTuple):
 
     def __call__(self, pose: Float[np.ndarray, "*draws p"]) -> Float[np.ndarray, "*draws p"]:
         return pose @ self.matrix.T + self.shift
+
+    @property
+    def is_identity(self) -> bool:
+        return np.array_equal(self.matrix, np.eye(len(self.shift))) and not self.shift.any()
 
     def inverse(self, pose: Float[np.ndarray, "*draws p"]) -> Float[np.ndarray, "*draws p"]:
         return np.linalg.solve(self.matrix, (pose - self.shift)[..., None])[..., 0]
@@ -80,7 +89,10 @@ def find(program: Program, scene: Scene) -> Symmetry:
         for target in range(source, parts.num_objects)
         for turn in _template_turns(parts, source, target)
     ]
-    kept = _that_keep_the_density(program, scene, candidates)
+    if is_site(program, scene):
+        kept = _that_keep_the_density(program, scene, candidates)
+    else:
+        kept = [(j, k, turn) for j, k, turn in candidates if j == k and turn.is_identity]
     turns: dict[tuple[int, int], list[Turn]] = {}
     for source, target, turn in kept:
         turns.setdefault((source, target), []).append(turn)

@@ -23,6 +23,7 @@ from scipy.stats import multivariate_normal
 from inference import cavi, symmetry
 from inference.evaluate import as_key, flat, latent_supports, log_joint
 from inference.neighbours import neighbouring_frames
+from inference.poses import is_site
 from inference.posterior_draws import draws_of
 from inference.relabel import Frame
 from inference.result import Result
@@ -140,6 +141,11 @@ class Proposal(NamedTuple):
                 "ds or svi, or compare the draws of this method with theirs"
             )
         best = result.take(int(np.argmax(result.elbo)))
+        if not is_site(program, best.scene):
+            raise InputError(
+                "importance weights require a latent site 'pose', but this program computes its "
+                "pose from other sites; compare the draws of svi with those of nuts instead"
+            )
         group = symmetry.find(program, best.scene)
         supports = latent_supports(program, best.scene)
         drawn = flat(draws_of(program, best, key)) if supports else {}

@@ -3,7 +3,9 @@
 import numpy as np
 
 from inference.draws import largest_r_hat, result_of_draws
-from tests.inference.two_triangles import PARTS, POSES, PROGRAM, SCENE
+from inference.evaluate import log_likelihood_by_point
+from inference.relabel import frame_at_match
+from tests.inference.two_triangles import FIVE, PARTS, POSES, PROGRAM, SCENE
 
 CHAINS, DRAWS = 4, 200
 
@@ -54,3 +56,23 @@ def test_the_largest_r_hat():
     assert largest_r_hat(values) < 1.02
     values[..., 1] = np.arange(4)[:, None]  # each stands still, elsewhere
     assert largest_r_hat(values) > 1e3
+
+
+def test_what_is_observed_is_the_value_of_the_site():
+    """A program that moves its points is at every step the program of the moved scene."""
+
+    def moved(points, present):
+        return PROGRAM(points - 3.0, present)
+
+    scene = FIVE._replace(points=FIVE.points + 3.0)
+    match = np.where(FIVE.present, np.arange(len(FIVE.present)), -1)
+    own, expected = (
+        frame_at_match(program, at, match, {}) for program, at in ((moved, scene), (PROGRAM, FIVE))
+    )
+    np.testing.assert_allclose(own.mean, expected.mean, atol=1e-9)
+    draws = {"pose": POSES[None]}
+    np.testing.assert_allclose(
+        log_likelihood_by_point(moved, scene, draws),
+        log_likelihood_by_point(PROGRAM, FIVE, draws),
+        atol=1e-9,
+    )

@@ -12,6 +12,7 @@ from guides import meanfield
 from inference import families, pool, svi
 from inference.ascent import Schedule
 from inference.result import partition
+from models.batches import read_scenes
 from models.constellation import constellation
 from models.errors import InputError
 from models.generator import sample_scenes
@@ -41,9 +42,10 @@ def result(scenes):
 def coordinate_ascent(scenes):
     """Coordinate ascent from the same R, at beta = 1 from the first step, to convergence."""
     schedule = Schedule(tolerance=1e-8)
-    engine = pool.engine(program, "sinkhorn", "poses", schedule, scenes.layout)
+    reading = read_scenes(program, scenes)
+    engine = pool.engine(reading.skeleton, "sinkhorn", "poses", schedule)
     runs = np.c_[np.arange(COUNT), np.zeros(COUNT, int)]
-    run = engine.launch(Scene(**scenes.observed), pool.run_keys(jax.random.key(0), runs))
+    run = engine.start(reading.model, pool.run_keys(jax.random.key(0), runs))
     one = jnp.ones(COUNT)
     precision = meanfield.fixed_precision(run.model, one)
     run = run._replace(state=run.state._replace(beta=one, precision=precision))
