@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.timing import best_time, row
 from inference import cavi, pool
 from inference.ascent import Schedule
+from models.batches import read_scenes
 from models.constellation import constellation
 from models.generator import sample_scenes
 from models.reading import read
@@ -63,10 +64,11 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 
 def _step_time(scenes: Scene) -> float:
     """Seconds for one step of all runs, from random starts, averaged over the first steps."""
-    runner = pool.engine(constellation, "sinkhorn", "uniform", Schedule(), scenes.layout)
     tiled = scenes.take(np.tile(np.arange(NUM_SCENES), RESTARTS))
+    reading = read_scenes(constellation, tiled)
+    runner = pool.engine(reading.skeleton, "sinkhorn", "uniform", Schedule())
     keys = jax.random.split(jax.random.key(0), NUM_SCENES * RESTARTS)
-    runs = runner.advance(runner.launch(Scene(**tiled.observed), keys))
+    runs = runner.advance(runner.start(reading.model, keys))
     return best_time(lambda: runner.advance(runs)) / pool.SEGMENT
 
 

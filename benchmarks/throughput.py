@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from benchmarks.timing import best_time
 from inference import cavi, pool
 from inference.ascent import Schedule
+from models.batches import read_scenes
 from models.constellation import constellation
 from models.generator import sample_scenes
 from models.scenes import Scene
@@ -50,6 +51,7 @@ SOME = 256
 _DEVICES = """
 import time
 from inference import cavi
+from models.batches import read_scenes
 from models.constellation import constellation
 from models.generator import sample_scenes
 scenes = sample_scenes(1400, seed=11).take(slice({scenes}))
@@ -65,6 +67,7 @@ _FIRST = """
 import time
 began = time.perf_counter()
 from inference import cavi
+from models.batches import read_scenes
 from models.constellation import constellation
 from models.generator import sample_scenes
 scenes = sample_scenes(30, seed=11).take(slice(16))
@@ -129,8 +132,9 @@ def by_size() -> Figures:
         width = int(np.clip(2**16 // size**2, 2, 256))
         points = np.random.default_rng(0).uniform(-1, 1, (width, size, 2))
         scenes = Scene(points, np.ones((width, size), bool))
-        engine = pool.engine(program, "sinkhorn", "uniform", Schedule(), scenes.layout)
-        runs = engine.launch(scenes, jax.random.split(jax.random.key(0), width))
+        reading = read_scenes(program, scenes)
+        engine = pool.engine(reading.skeleton, "sinkhorn", "uniform", Schedule())
+        runs = engine.start(reading.model, jax.random.split(jax.random.key(0), width))
         seconds = best_time(functools.partial(engine.advance, runs), 2)
         times[f"us a step, {size} parts"] = 1e6 * seconds / pool.SEGMENT / width
     return times

@@ -24,9 +24,9 @@ from jaxtyping import Int
 import guides
 import models
 from inference.methods import Progress, infer
-from inference.result import Result
+from inference.result import Result, join_results
 from models.errors import InputError
-from models.scenes import Scene, SceneFile, join, whole_file
+from models.scenes import Scene, SceneFile, whole_file
 
 BLOCK = 1024
 """Scenes that a method gets at a time."""
@@ -135,7 +135,7 @@ class Work:
 
             answers.append(_only_arrays(self._infer(self.file.take(some), block, report)))
             report(1, 1)
-        result = _joined(answers)
+        result = join_results(answers)
         if (path := self.place(chunk)) is not None:
             with whole_file(path) as out:
                 np.savez_compressed(out, allow_pickle=False, **_arrays(result, numbers))
@@ -249,25 +249,6 @@ def _only_arrays(result: Result) -> Result:
         if isinstance(value, np.ndarray) and value.dtype != object and len(value) == len(result)
     }
     return replace(result, details=details, history=None, draws=None, sample_stats=None)
-
-
-def _joined(results: Sequence[Result]) -> Result:
-    """Results of several batches as one."""
-    if len(results) == 1:
-        return results[0]
-
-    def joined(values: list[Any]) -> Any:
-        return None if values[0] is None else np.concatenate(values)
-
-    names = (*_ARRAYS, *_BOUNDS)
-    arrays: dict[str, Any] = {n: joined([getattr(r, n) for r in results]) for n in names}
-    return replace(
-        results[0],
-        scene=join([result.scene for result in results]),
-        details={n: joined([r.details[n] for r in results]) for n in results[0].details},
-        seconds=sum(result.seconds for result in results),
-        **arrays,
-    )
 
 
 def _arrays(result: Result, numbers: Int[np.ndarray, " scenes"]) -> dict[str, np.ndarray]:

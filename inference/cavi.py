@@ -6,7 +6,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -14,19 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from inference import presence
+from guides.projections import PROJECTIONS
+from inference import conditions
 from inference.ascent import Schedule
-from inference.normalizer import elbo_constant
 from inference.pool import Ended, Engine, best_of_restarts, run_keys
 from inference.pool import engine as make_engine
 from inference.presence_search import search
-from inference.presence_sets import are_few, has_presence
+from inference.problem import Problem
 from inference.restarts import Restarts
 from inference.result import Result, partition
-from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
 from models.match import MixtureMatch
-from models.reading import Program, read
+from models.reading import Program
 from models.scenes import Scene, check_scene
 
 _DEFAULT = Schedule()
@@ -83,73 +81,77 @@ def run(
     """
     began = time.perf_counter()
     if restarts < 1:
-        raise InputError(f"wanted at least one restart, got {restarts}; try 16")
+        raise InputError(f"restarts must be at least 1, got {restarts}")
     if confirmations is not None and confirmations < 1:
         raise InputError(
-            f"wanted at least one confirmation, got {confirmations}; try 3, or None for no limit"
+            f"confirmations must be at least 1, or None for no limit, got {confirmations}"
         )
-    scenes = check_scene(scene).batch()
-    check_program(program, scenes.take(0))
-    if has_presence(program, scenes.take(0)):
-        solve = partial(
-            run,
-            key=key,
-            restarts=restarts,
-            confirmations=confirmations,
-            start=start,
-            projection=projection,
-            schedule=schedule,
-            fewest_points=fewest_points,
-            devices=devices,
-            progress=progress,
-        )
-        find = presence.run if are_few(program, scenes.take(0), MAX_TRIED) else search
-        result = find(solve, program, scenes)
-        result = result if scene.is_batch else result.take(0)
-        return replace(result, seconds=time.perf_counter() - began)
-    check_conjugate(program, scenes.take(0))
-    example = read(program, scenes.take(0))
-    is_mixture = example.match_family is MixtureMatch
-    if projection == "auto":
-        projection = "softmax" if is_mixture else "sinkhorn"
-    if (projection == "softmax") != is_mixture:
-        raise InputError(
-            f"the projection {projection!r} does not fit the match prior "
-            f"{example.match_family.__name__}; a MixtureMatch wants 'softmax', the other priors "
-            "'sinkhorn' or 'bethe'"
-        )
-    layout = scenes.layout
-    engine = make_engine(program, projection, start, schedule, layout, devices)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     number = Restarts(restarts, confirmations, fewest_points)
-    best = best_of_restarts(engine, scenes, base_key, number, progress)
-    constant = elbo_constant(program, projection, scenes)
-    result = Result(
+
+    def solve(problem: Problem) -> Result:
+        name = _projection(problem, projection)
+        engine = make_engine(problem.skeleton, name, start, schedule, devices)
+        best = best_of_restarts(engine, problem, base_key, number, progress)
+        constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
+        result = _result(problem, best, name, constant)
+        if history and not problem.is_conditional:
+            alone = make_engine(problem.skeleton, name, start, schedule)
+            trace = _history(alone, problem, base_key, best)
+            trace |= {name: trace[name] + constant for name in ("elbo", "match")}
+            result = replace(result, history=trace)
+        return result
+
+    result = conditions.solve(
+        program,
+        check_scene(scene).batch(),
+        solve,
+        or_bound=True,
+        tolerance=10 * schedule.tolerance,
+        search=search,
+        max_values=MAX_TRIED,
+    )
+    result = result if scene.is_batch else result.take(0)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _projection(problem: Problem, name: str) -> str:
+    """The projection that a match prior asks for, or the one that was asked for if it fits."""
+    family = problem.skeleton.match_family
+    is_mixture = family is MixtureMatch
+    if name == "auto":
+        return "softmax" if is_mixture else "sinkhorn"
+    if (name == "softmax") != is_mixture:
+        raise InputError(
+            f"the projection {name!r} does not fit the match prior {family.__name__}; a "
+            "MixtureMatch requires 'softmax', the other priors 'sinkhorn' or 'bethe'"
+        )
+    return name
+
+
+def _result(problem: Problem, best: Ended, projection: str, constant: np.ndarray) -> Result:
+    scenes, owner = problem.scenes, problem.owner
+    return Result(
         method={"softmax": "gmm", "bethe": "bethe"}.get(projection, "ds"),
         scene=scenes,
         match_probs=best.match_probs,
         pose_mean=best.pose_mean,
         pose_covariance=best.pose_covariance,
-        object=partition(best.match_probs, engine.structure.owner, scenes.present),
-        owner=engine.structure.owner,
+        object=partition(best.match_probs, owner, scenes.present),
+        owner=owner,
         converged=best.converged,
         steps=best.steps,
         elbo=best.elbo + constant,
         details={"sparse": best.sparse, "attempt": best.attempt},
     )
-    if history:
-        alone = make_engine(program, projection, start, schedule, layout)
-        trace = _history(alone, scenes, base_key, best)
-        trace |= {name: trace[name] + constant for name in ("elbo", "match")}
-        result = replace(result, history=trace)
-    result = result if scene.is_batch else result.take(0)
-    return replace(result, seconds=time.perf_counter() - began)
 
 
-def _history(engine: Engine, scenes: Scene, base_key: Array, best: Ended) -> dict[str, np.ndarray]:
+def _history(
+    engine: Engine, problem: Problem, base_key: Array, best: Ended
+) -> dict[str, np.ndarray]:
     """Do the best runs again, one step at a time, and write down what happens."""
     keys = run_keys(base_key, np.c_[np.arange(len(best.attempt)), best.attempt])
-    pool = engine.launch(scenes, keys)
+    pool = engine.start(problem.reading.model, keys)
     steps = []
     while not np.asarray(pool.state.done).all():
         pool = engine.advance_one(pool)

@@ -5,38 +5,39 @@
 """
 
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
-from scipy.stats import gamma
+from jaxtyping import Array, Bool, Int
 
-from inference import assignments, presence
+from inference import assignments, conditions
 from inference.assignments import Listing
 from inference.enumeration import sum_over_matches
-from inference.mixture import NUM_PARTITIONS, average, mix
-from inference.normalizer import data_log_prob, log_prior_normalizer
+from inference.mixture import NUM_PARTITIONS
 from inference.parses import Draws, draw
-from inference.presence_sets import has_presence, possible_sets
+from inference.problem import Problem, read_problem
 from inference.result import Result
-from inference.solutions import MAX_PARSES, Solution, ordered, plan_of, solutions
+from inference.solutions import (
+    MAX_PARSES,
+    Solution,
+    ordered,
+    plan_of,
+    refuse_if_unfit,
+    solutions,
+)
 from models import AnyArray
-from models.batches import Skeleton, reader, skeleton
-from models.conjugacy import check_conjugate, check_program
+from models.batches import Skeleton
 from models.errors import InputError
 from models.permanent import MAX_ROWS
-from models.reading import Conjugate, Program, read
+from models.reading import Conjugate, Program
 from models.scenes import Scene, check_scene
 
 NUM_GIVEN = 16
 """Partitions that are listed where it is given which objects are present, or how precise points
 are: their probabilities are added up over such conditions, so none should leave out much."""
-
-_TAIL, _SPACING = 1e-6, 0.25  # of the grid over the log precision
 
 
 def run(
@@ -56,68 +57,30 @@ def run(
     """
     began = time.perf_counter()
     scenes = check_scene(scene).batch()
-    check_program(program, scenes.take(0))
-    if has_presence(program, scenes.take(0)):
-        solve = functools.partial(run, progress=progress)
-        result = presence.run(solve, program, scenes)
-        result = result if scene.is_batch else result.take(0)
-        return replace(result, seconds=time.perf_counter() - began)
-    example = _checked(program, scenes.take(0))
-    if example.precision_prior is None:
-        result = _proven_only(_solved(program, scenes, example, None, progress))
-    else:
-        result = _over_precisions(program, scenes, example, progress)
+    result = conditions.solve(
+        program, scenes, functools.partial(_solved, progress=progress), factors=frozenset()
+    )
     result = result if scene.is_batch else result.take(0)
     return replace(result, seconds=time.perf_counter() - began)
 
 
-def _over_precisions(
-    program: Program,
-    scenes: Scene,
-    example: Conjugate,
-    progress: Callable[[int, int], None] | None,
-) -> Result:
-    """An unknown precision is summed over too, on a grid of its logarithm.
-
-    The integrand is smooth and vanishes at both ends, where the trapezoid rule is exponentially
-    accurate; its width is that of a log-gamma with some ten degrees of freedom or more.
-    """
-    assert example.precision_prior is not None
-    prior = gamma(float(example.precision_prior[0]), scale=1 / float(example.precision_prior[1]))
-    low, high = np.log(prior.ppf(_TAIL)), np.log(prior.isf(_TAIL))
-    nodes = np.linspace(low, high, 1 + max(8, math.ceil((high - low) / _SPACING)))
-    log_prior = prior.logpdf(np.exp(nodes)) + nodes + np.log(nodes[1] - nodes[0])
-    scene_of, node = np.divmod(np.arange(len(scenes.points) * len(nodes)), len(nodes))
-    precision = np.exp(nodes)[node]
-    found = _solved(program, scenes.take(scene_of), example, precision, progress)
-    assert found.log_evidence is not None
-    result, weight = mix(found, scenes, scene_of, found.log_evidence + log_prior[node])
-    mean = average(precision, scene_of, weight, len(scenes.points))
-    return replace(result, details=result.details | {"precision": mean})
-
-
-def _solved(
-    program: Program,
-    scenes: Scene,
-    example: Conjugate,
-    precision: Float[np.ndarray, " scenes"] | None,
-    progress: Callable[[int, int], None] | None,
-) -> Result:
-    """Every scene of a batch, each at its own precision where the program leaves it open."""
-    owner = np.asarray(example.parts.owner)
+def _solved(problem: Problem, progress: Callable[[int, int], None] | None) -> Result:
+    """Every scene of a problem."""
+    scenes = problem.scenes
+    _check_normalizer(problem)
     num_scenes, num_rows = scenes.present.shape
+    pose_mean, pose_covariance = (
+        np.zeros((num_scenes, *x.shape[:-1]))
+        for x in (problem.reading.model.pose_mean, problem.reading.model.pose_covariance)
+    )
     order, sizes = _points_first(scenes.present)
     log_sum = np.zeros(num_scenes)
     match_probs = np.zeros((num_scenes, num_rows, num_rows))
-    pose_mean = np.zeros((num_scenes, *example.pose_mean.shape))
-    pose_covariance = np.zeros((num_scenes, *example.pose_covariance.shape))
     parts = np.full((num_scenes, num_rows), -1)
     partitions: list[list[tuple[np.ndarray, float]]] = [[] for _ in sizes]
     unlisted = np.zeros(num_scenes)
-    is_condition = precision is not None or scenes.layout.num_objects is not None
-    num_parses = (NUM_GIVEN,) if is_condition else (NUM_PARTITIONS, MAX_PARSES)
-    given = (program, scenes, order, sizes, precision, num_parses)
-    for some, plan, solution in solutions(*given, progress):
+    num_parses = (NUM_GIVEN,) if problem.is_conditional else (NUM_PARTITIONS, MAX_PARSES)
+    for some, plan, solution in solutions(problem, order, sizes, num_parses, progress):
         points = order[some, : plan.num_points]
         match_probs[some[:, None], order[some]] = np.moveaxis(solution.moments.match_probs, -1, 0)
         parts[some[:, None], points] = solution.best_match.T
@@ -128,19 +91,20 @@ def _solved(
         for s, found in zip(some, listed, strict=True):
             partitions[s] = found
     nothing = np.full(num_rows, -1)  # where numbers are so extreme that no weight is above zero
-    return Result(
+    result = Result(
         method="exact",
         scene=scenes,
         match_probs=match_probs,
         pose_mean=pose_mean,
         pose_covariance=pose_covariance,
         object=np.stack([found[0][0] if found else nothing for found in partitions]),
-        owner=owner,
+        owner=problem.owner,
         converged=np.ones(num_scenes, bool),
         steps=np.ones(num_scenes, int),
-        log_evidence=log_sum - _known_normalizer(program, scenes) + data_log_prob(program, scenes),
+        log_evidence=log_sum + problem.log_constant,
         details={"partitions": partitions, "best_match": parts, "unlisted": unlisted},
     )
+    return result if problem.is_conditional else _proven_only(result)
 
 
 def _proven_only(result: Result) -> Result:
@@ -165,49 +129,44 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
         raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
     scenes = check_scene(scene).batch()
     base_key = jax.random.key(key) if isinstance(key, int) else key
-    if has_presence(program, scenes.take(0)):
-        return _sample_with_presence(program, scenes, base_key, num_draws)
-    if _checked(program, scenes.take(0)).precision_prior is not None:
+    found = read_problem(program, scenes, factors=frozenset())
+    if isinstance(found, Problem):
+        return _sample(found, base_key, num_draws)
+    listed = conditions.list_conditions(found)
+    if listed.continuous:
+        name = next(iter(listed.continuous))
         raise InputError(
-            "exact draws want a fixed precision, but the program has a site 'precision' with a "
-            "Gamma prior; fix it in the program, or draw with the method gibbs"
+            f"exact draws require that continuous sites are fixed, but {name!r} has a prior; fix "
+            "it in the program, or draw with the method gibbs or nuts"
         )
-    order, sizes = _points_first(scenes.present)
-    sampler = _sampler(skeleton(program, scenes.layout), int(sizes[0]), num_draws)
-    pieces = reader(program, scenes.layout)(Scene(**scenes.observed))
-    drawn = jax.tree.map(np.asarray, sampler(base_key, pieces, order))
-    match = np.full((num_draws, scenes.points.shape[1]), -1)
-    match[:, order[0, : sizes[0]]] = drawn.match
-    return Draws(match, drawn.pose)
-
-
-def _sample_with_presence(program: Program, scenes: Scene, key: Array, num_draws: int) -> Draws:
-    """A set of present objects by its evidence for each draw, and match and poses given the set."""
-    sets = np.asarray(possible_sets(program, scenes.take(0)).flags)
-    given = scenes.take(np.zeros(len(sets), int))._replace(presence=sets)
-    log_evidence = run(program, given).log_evidence
-    assert log_evidence is not None
-    choice = np.asarray(jax.random.categorical(key, log_evidence, shape=(num_draws,)))
+    copies = scenes.take(np.zeros(listed.num_values, int))
+    problem = read_problem(program, copies, listed.values, factors=frozenset())
+    assert isinstance(problem, Problem)
+    possible = np.flatnonzero(np.isfinite(problem.log_constant))
+    conditions.refuse_impossible(scenes, np.array([len(possible) > 0]))
+    problem = problem._replace(is_conditional=True).take(possible)
+    log_evidence = _solved(problem, None).log_value
+    choice = np.asarray(jax.random.categorical(base_key, log_evidence, shape=(num_draws,)))
     drawn = {
-        s: sample(program, given.take(s), jax.random.fold_in(key, s), num_draws)
+        s: _sample(problem.take(np.array([s])), jax.random.fold_in(base_key, s), num_draws)
         for s in np.unique(choice).tolist()
     }
     match = np.stack([drawn[s].match[i] for i, s in enumerate(choice)])
     pose = np.stack([drawn[s].pose[i] for i, s in enumerate(choice)])
-    return Draws(match, pose, sets[choice])
+    values = {name: x[possible][choice] for name, x in listed.values.items()}
+    return Draws(match, pose, values)
 
 
-def _checked(program: Program, scene: Scene) -> Conjugate:
-    """The pieces at a scene, once it is clear that they can be summed over."""
-    check_program(program, scene)
-    check_conjugate(program, scene)
-    example = read(program, scene)
-    if example.part_prior is not None:
-        raise InputError(
-            "exact inference wants fixed part probabilities, but the program has a site "
-            "'part_probs' with a Dirichlet prior; fix them in the program, or use the method gmm"
-        )
-    return example
+def _sample(problem: Problem, key: Array, num_draws: int) -> Draws:
+    """Draws of match and poses for a problem of one scene."""
+    scenes = problem.scenes
+    order, sizes = _points_first(scenes.present)
+    sampler = _sampler(problem.skeleton, int(sizes[0]), num_draws)
+    drawn, fits, reach = jax.tree.map(np.asarray, sampler(key, problem.reading.model, order))
+    refuse_if_unfit(fits, reach)
+    match = np.full((num_draws, scenes.points.shape[1]), -1)
+    match[:, order[0, : sizes[0]]] = drawn.match
+    return Draws(match, drawn.pose)
 
 
 def _points_first(
@@ -220,29 +179,32 @@ def _points_first(
 @functools.lru_cache(maxsize=64)
 def _sampler(
     skeleton: Skeleton, num_points: int, num_draws: int
-) -> Callable[[Array, Conjugate, Int[AnyArray, "1 N"]], Draws]:
+) -> Callable[[Array, Conjugate, Int[AnyArray, "1 N"]], tuple[Draws, Array, Array]]:
+    """Draws, and what `refuse_if_unfit` looks at."""
     plan = plan_of(skeleton, num_points)
 
     @jax.jit
-    def sampler(key: Array, pieces: Conjugate, order: Int[AnyArray, "1 N"]) -> Draws:
-        model, _ = ordered(pieces, plan, order, None)
+    def sampler(
+        key: Array, pieces: Conjugate, order: Int[AnyArray, "1 N"]
+    ) -> tuple[Draws, Array, Array]:
+        model, fits, reach = ordered(pieces, plan, order)
         if isinstance(plan, Listing):
             sums = assignments.sum_over_assignments(model, plan)
-            return assignments.draw(key, model, plan, sums, num_draws)
-        return draw(key, model, plan, sum_over_matches(model, plan), num_draws)
+            drawn = assignments.draw(key, model, plan, sums, num_draws)
+        else:
+            drawn = draw(key, model, plan, sum_over_matches(model, plan), num_draws)
+        return drawn, fits, reach
 
     return sampler
 
 
-def _known_normalizer(program: Program, scenes: Scene) -> Float[np.ndarray, " scenes"]:
-    values = log_prior_normalizer(program, scenes)
-    if np.isnan(values).any():
+def _check_normalizer(problem: Problem) -> None:
+    if np.isnan(problem.log_constant).any():
         raise InputError(
-            f"the normaliser of a match prior that is not uniform wants at most {MAX_ROWS} points "
-            "that can meet the same parts, and this scene has more; use a uniform prior or the "
-            "method ds"
+            f"the normaliser of a match prior that is not uniform requires at most {MAX_ROWS} "
+            "points that can meet the same parts, and this scene has more; use a uniform prior or "
+            "the method ds"
         )
-    return values
 
 
 def _partitions(

@@ -44,11 +44,10 @@ from inference.conditionals import (
     prior_draw,
 )
 from inference.draws import as_chains, one_hot, owner_of, recover_match, result_of_draws
-from inference.normalizer import data_log_prob
 from inference.presence_sets import Sets, has_presence, possible_sets
 from inference.result import Result
 from inference.tempering import bridge, exchange, ladder
-from models.conjugacy import check_conjugate, check_program
+from models.batches import check_conjugate
 from models.errors import InputError
 from models.reading import Conjugate, Program, read
 from models.scenes import Scene
@@ -195,7 +194,6 @@ def run(
     """
     began = time.perf_counter()
     scene = check_budget(program, scene, num_chains, num_warmup, num_draws)
-    check_program(program, scene)
     sets = possible_sets(program, scene) if has_presence(program, scene) else None
     check_conjugate(program, scene if sets is None else scene._replace(presence=sets.flags[0]))
     base_key = jax.random.key(key) if isinstance(key, int) else key
@@ -224,7 +222,7 @@ def run(
         evidence, error = bridge(log_ratio)
         # What the ladder starts from, at beta = 0, is the probability of all data but the points.
         data = (
-            data_log_prob(program, scene.batch())[0] if sets is None else logsumexp(sets.log_prior)
+            float(read(program, scene).log_constant) if sets is None else logsumexp(sets.log_prior)
         )
         evidence = evidence + data
         details |= {"log_evidence_error": error}

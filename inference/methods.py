@@ -11,7 +11,6 @@ import numpy as np
 
 from inference import cavi, exact, gibbs, nuts, published, ransac, svi
 from inference.result import Result
-from models.conjugacy import LARGEST
 from models.constellation import (
     PARTS,
     constellation,
@@ -23,6 +22,7 @@ from models.errors import InputError
 from models.reading import Program
 from models.scenes import Scene, check_scene
 from models.templates import SHAPES, Parts, shapes, stack
+from models.witness import LARGEST
 
 MatchPrior = Literal["doubly_stochastic", "permutation", "mixture"]
 Progress = Callable[[int, int], None]

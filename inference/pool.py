@@ -20,17 +20,21 @@ from guides.projections import PROJECTIONS
 from inference import starts
 from inference.ascent import Schedule, State, begin, step
 from inference.devices import mesh_of, sharded
+from inference.problem import Problem
 from inference.restarts import Restarts, Rounds
 from inference.starts import Start, Structure
 from models import AnyArray
-from models.batches import Skeleton, map_scenes, reader, skeleton
-from models.reading import Conjugate, Program
-from models.scenes import Layout, Scene
+from models.batches import Skeleton, map_scenes
+from models.reading import Conjugate
+from models.scenes import Scene
 
 STARTS = {"uniform": starts.uniform, "poses": starts.poses}
 
 POOL = 512
 """Slots of a device; their state stays within the processor's cache."""
+
+WIDTHS = (4, 64, POOL)
+"""Numbers of slots that a pool may have: few, as each is compiled."""
 
 ENTRIES = 1 << 23
 """Entries of the match probabilities of all slots: large scenes get fewer slots."""
@@ -65,31 +69,13 @@ class Engine(NamedTuple):
     insert: Callable[[Pool, Pool, AnyArray], Pool]
     """New runs into the given slots of their device; slots beyond its last are dropped."""
     devices: int
-    read: Callable[[Scene], Conjugate]
-
-    def launch(self, scenes: Scene, keys: Array) -> Pool:
-        """New runs from scenes and random keys."""
-        return self.start(self.read(Scene(**scenes.observed)), keys)
-
-
-def engine(
-    program: Program,
-    projection_name: str,
-    start: str,
-    schedule: Schedule,
-    layout: Layout,
-    devices: int = 1,
-) -> Engine:
-    """For a program; of what is compiled, only its `read` is its own."""
-    steps = _compiled(skeleton(program, layout), projection_name, start, schedule, devices)
-    return steps(reader(program, layout))
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(
-    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule, devices: int
-) -> Callable[[Callable[[Scene], Conjugate]], Engine]:
-    """An engine without its reader. Each part is compiled once for each width of the pool."""
+def engine(
+    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule, devices: int = 1
+) -> Engine:
+    """For programs of one skeleton. Each part is compiled once for each width of the pool."""
     structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
     compiled = functools.partial(sharded, mesh=mesh_of(devices))
@@ -121,7 +107,7 @@ def _compiled(
 
         return jax.tree.map(put, pool, new)
 
-    return functools.partial(Engine, structure, launch, advance, advance_one, insert, devices)
+    return Engine(structure, launch, advance, advance_one, insert, devices)
 
 
 class Ended(NamedTuple):
@@ -146,16 +132,17 @@ def run_keys(base: Array, runs: Int[Array, "runs 2"]) -> Array:
 
 def best_of_restarts(
     engine: Engine,
-    scenes: Scene,
+    problem: Problem,
     base_key: Array,
     restarts: Restarts,
     progress: Callable[[int, int], None] | None,
 ) -> Ended:
     """Work off all runs through one pool of slots and keep the best of each scene."""
-    devices = engine.devices
+    devices, scenes = engine.devices, problem.scenes
     rounds = Rounds(len(scenes.points), restarts)
     most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
-    width = min(most, 1 << (-(-len(rounds.waiting) // devices) - 1).bit_length())
+    needed = -(-len(rounds.waiting) // devices)
+    width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
     # Scene and attempt of the run in each slot of each device; -1 if it is free.
@@ -174,7 +161,7 @@ def best_of_restarts(
             places = np.full((devices, block), width)  # the padding is dropped
             padded[device, rank], places[device, rank] = runs, slot
             padded = padded.reshape(-1, 2)
-            new = engine.launch(scenes.take(padded[:, 0]), run_keys(base_key, padded))
+            new = engine.start(problem.reading.take(padded[:, 0]), run_keys(base_key, padded))
             pool = _empty(new, width * devices) if pool is None else pool
             pool = engine.insert(pool, new, places.reshape(-1))
         running = int((slots[..., 0] >= 0).sum())

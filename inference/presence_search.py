@@ -11,22 +11,24 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from numpyro.primitives import Messenger
+from numpyro.distributions import Distribution
 
-from inference.presence import Solve, weighed
-from inference.presence_sets import log_constants, refuse_unexplained, states_of
-from inference.result import Result
-from models.batches import skeleton
-from models.match import PermutationMatch
-from models.reading import Program, placeholder, trace_sites
+from inference.conditions import Conditions, Runs, Solve, mixed, refuse_impossible
+from inference.problem import Problem, read_problem
+from inference.result import Result, join_results
+from models.batches import Open
+from models.errors import ConjugacyError, InputError
+from models.reading import Program, described
 from models.scenes import Scene
+
+Read = Callable[[np.ndarray, np.ndarray], Problem]
+"""From the scene and the set of present objects of each run."""
 
 WIDTH = 4
 """Sets of a scene that are solved in a round, the nearest to what the points suggest."""
@@ -46,32 +48,39 @@ class Objects(NamedTuple):
     """Of an object, absence first."""
 
 
-def search(solve: Solve, program: Program, scenes: Scene) -> Result:
+def search(program: Program, scenes: Scene, method: Solve, left_open: Open) -> Result:
     """Solve each scene for the sets of present objects that the search meets, and weigh them.
 
-    The result is that of `inference.presence.run` without the sets that were not met, so its ELBO
-    is still a lower bound. `details["presence_search"]` says "greedy".
+    The result is that of `inference.conditions.solve` without the sets that were not met, so its
+    ELBO is still a lower bound. `details["presence_search"]` says "greedy".
+
+    Args:
+        left_open: one discrete site, with an entry for each object whose first value means that the
+            object is absent.
     """
-    objects = _objects(program, scenes.take(0))
-    num_scenes, num_objects = len(scenes.points), len(objects.template)
-    everything = np.full((num_scenes, num_objects), objects.states[-1])
-    loose = solve(relaxed(program), scenes._replace(presence=everything))
-    share = _shares(loose, objects)
+    name, prior = next(iter(left_open.items()))
+    read = functools.partial(_read, program, scenes, name)
+    num_scenes = len(scenes.points)
+    states = np.asarray(prior.enumerate_support(expand=False)).ravel()
+    everything = np.full((num_scenes, *prior.shape()), states[-1])
+    whole = read(np.arange(num_scenes), everything)
+    objects = _objects(whole, prior, states, left_open)
+    num_objects = len(objects.template)
+    share = _shares(method(_loosened(whole)), objects)
     suggested = np.where(share > 0.5, objects.states[-1], objects.states[0])
     tried: list[set[bytes]] = [set() for _ in range(num_scenes)]
     best = np.full(num_scenes, -np.inf)
-    near = functools.partial(_candidates, program, scenes, objects, share, tried)
+    near = functools.partial(_candidates, read, scenes, objects, share, tried)
     scene, flags = near({s: [own] for s, own in enumerate(suggested)})
     unmet = np.setdiff1d(np.arange(num_scenes), scene)
     if len(unmet):  # no set near the suggested one is possible: look near sets of any size
         more_scene, more_flags = near({s: _nested(objects, share[s]) for s in unmet.tolist()})
         scene, flags = np.append(scene, more_scene), np.concatenate([flags, more_flags])
-        refuse_unexplained(scenes, ~np.isin(np.arange(num_scenes), scene))
+        refuse_impossible(scenes, np.isin(np.arange(num_scenes), scene))
     found, scene_of, sets = [], [], []
     while len(scene):
-        solved = solve(program, scenes.take(scene)._replace(presence=flags))
-        assert solved.elbo is not None
-        value = solved.elbo + np.log([_ways(objects, own) for own in flags])
+        solved = method(read(scene, flags))
+        value = solved.log_value + np.log([_ways(objects, own) for own in flags])
         found.append(solved)
         scene_of.append(scene)
         sets.append(flags)
@@ -85,43 +94,53 @@ def search(solve: Solve, program: Program, scenes: Scene) -> Result:
         scene, flags = near(improved)
     flags, scene = np.concatenate(sets), np.concatenate(scene_of)
     ways = np.array([_ways(objects, own) for own in flags])
-    result = weighed(_joined(found), scenes, scene, flags, ways, np.eye(num_objects))
+    joined = join_results(found)
+    nowhere = np.zeros((len(flags), 0))
+    log_weight = joined.log_value + np.log(ways)
+    runs = Runs(joined, scene, np.arange(len(flags)), nowhere, log_weight)
+    result = mixed(runs, scenes, Conditions({name: flags}, {}), np.eye(num_objects))
     return replace(result, details=result.details | {"presence_search": "greedy"})
 
 
-class _loosened(Messenger):
-    """Effect handler: dummy rows take any part, and no data but the points count."""
-
-    def __init__(self, fn: Program, present: Bool[np.ndarray, " N"]) -> None:
-        self.present = present
-        super().__init__(fn)
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "sample" or msg["name"] == "points":
-            return
-        if msg["name"] == "match":
-            logits = jnp.where(self.present[:, None], msg["fn"].log_weights, 0.0)
-            msg["fn"] = PermutationMatch(logits)
-        elif msg["is_observed"]:
-            msg["fn"] = msg["fn"].mask(False)
-
-
-@functools.lru_cache(maxsize=32)  # methods compile once for each program, told apart by identity
-def relaxed(program: Program) -> Program:
-    """The program with all objects there, each with any number of its parts."""
-
-    def loose(points: Any, present: Any, **given: Any) -> Any:
-        return _loosened(program, present)(points, present, **given)
-
-    return loose
+def _read(
+    program: Program,
+    scenes: Scene,
+    name: str,
+    scene: Int[np.ndarray, " runs"],
+    flags: Int[np.ndarray, "runs K"],
+) -> Problem:
+    """Some scenes, each with a set of present objects."""
+    problem = read_problem(program, scenes.take(scene), {name: flags}, or_bound=True)
+    if not isinstance(problem, Problem):
+        further, prior = next(iter(problem.items()))
+        raise ConjugacyError(
+            further,
+            f"{described(prior)} beside {name!r}, which has too many values to list",
+            "no further site",
+        )
+    return problem._replace(is_conditional=True)
 
 
-def _objects(program: Program, scene: Scene) -> Objects:
+def _loosened(problem: Problem) -> Problem:
+    """The same problem with objects that each may have any number of their parts."""
+    model = problem.reading.model
+    present = problem.scenes.present.T[:, None]
+    logits = np.where(present, model.match_logits, 0.0)
+    varies = replace(problem.reading.varies, match_logits=True)
+    reading = problem.reading._replace(model=replace(model, match_logits=logits), varies=varies)
+    return problem._replace(reading=reading, log_constant=np.zeros(problem.num_scenes))
+
+
+def _objects(problem: Problem, prior: Distribution, states: np.ndarray, left_open: Open) -> Objects:
     """Objects are alike that have the same template and the same chance of being present."""
-    states = states_of(program, scene)
-    site = trace_sites(program, scene, lambda site: placeholder(site, {}))["presence"]["fn"]
-    log_prob = np.stack([np.broadcast_to(site.log_prob(state), site.shape()) for state in states])
-    template = np.array(skeleton(program, scene.layout).alike)
+    template = np.array(problem.skeleton.alike)
+    if len(left_open) > 1 or prior.shape() != template.shape:
+        raise InputError(
+            f"the discrete sites {', '.join(left_open)} have more joint values than can be listed, "
+            "and a search is only known for a single site with an entry for each object, such as "
+            "'presence'; use fewer objects"
+        )
+    log_prob = np.stack([np.broadcast_to(prior.log_prob(x), prior.shape()) for x in states])
     for k, first in enumerate(template):
         if not np.allclose(log_prob[:, k], log_prob[:, first]):
             template[k] = k
@@ -140,7 +159,7 @@ def _shares(result: Result, objects: Objects) -> Float[np.ndarray, "scenes K"]:
 
 
 def _candidates(
-    program: Program,
+    read: Read,
     scenes: Scene,
     objects: Objects,
     share: Float[np.ndarray, "scenes K"],
@@ -159,7 +178,7 @@ def _candidates(
     if not sets:
         return np.zeros(0, int), np.zeros((0, len(objects.template)), objects.states.dtype)
     where, flags = np.array(scene), np.stack(sets)
-    possible = _possible(program, scenes, where, flags)
+    possible = _possible(read, scenes, where, flags)
     distance = np.abs((flags > 0) - share[where]).sum(axis=1)
     chosen: list[int] = []
     for s in centres:
@@ -207,7 +226,7 @@ def _ways(objects: Objects, flags: Int[np.ndarray, " K"]) -> int:
 
 
 def _possible(
-    program: Program,
+    read: Read,
     scenes: Scene,
     scene: Int[np.ndarray, " runs"],
     flags: Int[np.ndarray, "runs K"],
@@ -219,19 +238,5 @@ def _possible(
     size = scenes.present.sum(axis=1)[scene]
     keys = np.c_[size, flags]
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    padded = np.resize(first, 1 << (len(first) - 1).bit_length())  # few widths, few compilations
-    constants = log_constants(program, scenes.take(scene[padded]), flags[padded])
-    finite = np.isfinite(np.stack(constants)).all(axis=0)
-    return np.asarray(finite)[: len(first)][inverse.ravel()]
-
-
-def _joined(results: list[Result]) -> Result:
-    """Results for batches as one."""
-    names = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps", "elbo")
-    fields: dict[str, Any] = {
-        name: np.concatenate([getattr(result, name) for result in results]) for name in names
-    }
-    fields["details"] = {
-        name: np.concatenate([r.details[name] for r in results]) for name in results[0].details
-    }
-    return replace(results[0], **fields)
+    finite = np.isfinite(read(scene[first], flags[first]).log_constant)
+    return finite[inverse.ravel()]

@@ -31,14 +31,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from guides import meanfield
 from guides.meanfield import PoseFactor
-from inference.normalizer import elbo_constant
+from guides.projections import sinkhorn
+from inference.problem import Problem, read_problem
 from inference.result import Result, partition
-from models.batches import reader
-from models.conjugacy import check_conjugate, check_program
 from models.errors import InputError
 from models.linalg import total
 from models.match import MixtureMatch
-from models.reading import Conjugate, Program, read
+from models.reading import Conjugate, Program
 from models.scenes import Scene, check_scene
 
 STEPS = 500
@@ -78,19 +77,16 @@ def run(
     """
     began = time.perf_counter()
     if restarts < 1:
-        raise InputError(f"wanted at least one restart, got {restarts}; try 5")
+        raise InputError(f"restarts must be at least 1, got {restarts}")
     scenes = check_scene(scene).batch()
-    check_program(program, scenes.take(0))
-    check_conjugate(program, scenes.take(0))
-    example = read(program, scenes.take(0))
-    if example.precision_prior is not None or example.match_family is MixtureMatch:
+    problem = read_problem(program, scenes, factors=frozenset(), or_bound=True)
+    if not isinstance(problem, Problem) or problem.skeleton.match_family is MixtureMatch:
         raise InputError(
-            "the published GCM-DS has a known precision and a match prior over permutations, which "
-            "this program does not; use inference.cavi"
+            "the published GCM-DS has no further latent sites, a known precision and a match prior "
+            "over permutations, which this program does not; use inference.cavi"
         )
     which = np.repeat(np.arange(len(scenes.points)), restarts)
-    model = reader(program, scenes.layout)(Scene(**scenes.take(which).observed))
-    owner = np.asarray(model.parts.owner)[..., 0]
+    model, owner = problem.reading.take(which), problem.owner
     base_key = jax.random.key(key) if isinstance(key, int) else key
     walk = _walk(model, jax.random.split(base_key, STEPS), beta_start, tuple(owner.tolist()))
     elbo = np.asarray(walk.elbo).reshape(-1, restarts)
@@ -111,7 +107,7 @@ def run(
         owner=owner,
         converged=settled,
         steps=np.full(len(best), STEPS),
-        elbo=elbo.max(axis=1) + elbo_constant(program, "sinkhorn", scenes),
+        elbo=elbo.max(axis=1) + problem.log_constant + sinkhorn.log_bound(len(owner)),
     )
     result = result if scene.is_batch else result.take(0)
     return replace(result, seconds=time.perf_counter() - began)

@@ -35,10 +35,9 @@ from inference.hypotheses import (
 from inference.result import Result, partition
 from inference.starts import Structure
 from models import AnyArray
-from models.batches import Skeleton, map_scenes, reader, skeleton
-from models.conjugacy import check_conjugate, check_program
-from models.errors import InputError
-from models.reading import Conjugate, Program, read
+from models.batches import Reading, Skeleton, map_scenes, read_scenes
+from models.errors import ConjugacyError, InputError
+from models.reading import Conjugate, Program, described
 from models.scenes import Scene, check_scene
 
 _CHUNK = 64  # scenes at a time
@@ -120,17 +119,19 @@ def run(
     if not tolerance > 0:
         raise InputError(f"the tolerance must be a positive distance, got {tolerance}; try 0.3")
     scenes = check_scene(scene).batch()
-    check_program(program, scenes.take(0))
-    check_conjugate(program, scenes.take(0))
-    seen = np.asarray(read(program, scenes.take(0)).seen)
+    reading = read_scenes(program, scenes)
+    if not isinstance(reading, Reading):
+        name, prior = next(iter(reading.items()))
+        raise ConjugacyError(name, f"a further latent site, {described(prior)}", "no such site")
+    seen = reading.model.seen
     if not (seen == seen[:, :1]).all():
         raise InputError(
             "ransac wants points that are seen whole or not at all, but some features of a point "
             "are missing; use the method ds"
         )
     settings = Settings(bases, float(tolerance), refit, cost, cover, features, fewest_points)
-    solve, owner = _solver(skeleton(program, scenes.layout), settings, devices)
-    read_scenes = reader(program, scenes.layout)
+    reading = _at_prior_mean(reading)
+    solve, owner = _solver(reading.skeleton, settings, devices)
     base_key = jax.random.key(key) if isinstance(key, int) else key
     count = len(scenes.points)
     keys = jax.vmap(lambda i: jax.random.fold_in(base_key, i))(jnp.arange(count))
@@ -139,7 +140,7 @@ def run(
     for start in range(0, count, at_a_time):
         some = np.arange(start, min(start + at_a_time, count))
         padded = np.resize(some, at_a_time if count > 1 else devices)
-        found = solve(read_scenes(Scene(**scenes.take(padded).observed)), keys[padded])
+        found = solve(reading.take(padded), keys[padded])
         outputs.append(jax.tree.map(np.asarray, found))
         if progress is not None:
             progress(start + len(some), count)
@@ -147,6 +148,16 @@ def run(
     result = _result(found, scenes, owner)
     result = result if scene.is_batch else result.take(0)
     return replace(result, seconds=time.perf_counter() - began)
+
+
+def _at_prior_mean(reading: Reading) -> Reading:
+    """The reading with an unknown precision at its prior mean."""
+    model = reading.model
+    if model.precision_prior is None:
+        return reading
+    concentration, rate = model.precision_prior
+    parts = model.parts._replace(variance=model.parts.variance * rate / concentration)
+    return reading._replace(model=replace(model, parts=parts))
 
 
 @functools.lru_cache(maxsize=32)

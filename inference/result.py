@@ -1,5 +1,7 @@
 """The one result type: what was asked, what was found, and whether to believe it."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from models.errors import InputError
-from models.scenes import Scene
+from models.scenes import Scene, join
 
 _ROUNDING = 1e-6  # of the sum of a row's probabilities
 
@@ -59,6 +61,13 @@ class Result:
             )
 
     @property
+    def log_value(self) -> Float[np.ndarray, "*batch"]:
+        """The log evidence or, of a method that bounds it, the ELBO."""
+        value = self.elbo if self.log_evidence is None else self.log_evidence
+        assert value is not None
+        return value
+
+    @property
     def is_batch(self) -> bool:
         return self.match_probs.ndim == 3
 
@@ -98,6 +107,29 @@ class Result:
         return replace(
             self, scene=self.scene.take(index), details=details, history=history, **parts
         )
+
+
+def join_results(results: Sequence[Result]) -> Result:
+    """Results of one method for batches of scenes as one."""
+    if len(results) == 1:
+        return results[0]
+
+    def joined(values: list[Any]) -> Any:
+        if isinstance(values[0], np.ndarray):
+            return np.concatenate(values)
+        return list(itertools.chain(*values)) if isinstance(values[0], list) else values[0]
+
+    names = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps")
+    fields: dict[str, Any] = {name: joined([getattr(r, name) for r in results]) for name in names}
+    for name in ("elbo", "log_evidence"):
+        if getattr(results[0], name) is not None:
+            fields[name] = joined([getattr(r, name) for r in results])
+    fields["scene"] = join([result.scene for result in results])
+    fields["seconds"] = sum(result.seconds for result in results)
+    fields["details"] = {
+        name: joined([result.details[name] for result in results]) for name in results[0].details
+    }
+    return replace(results[0], **fields)
 
 
 def partition(

@@ -21,17 +21,23 @@ from inference.assignments import Listing
 from inference.enumeration import Moments, Plan, make_plan, moments, sum_over_matches
 from inference.mixture import NUM_PARTITIONS
 from inference.parses import best_match, best_parses, group_labels
+from inference.problem import Problem
 from models import AnyArray
-from models.batches import Skeleton, reader, skeleton
+from models.batches import Skeleton
 from models.errors import InputError
+from models.linalg import total
 from models.match import MixtureMatch
-from models.reading import Conjugate, Program
-from models.scenes import Scene
+from models.reading import Conjugate
 
 MAX_PARSES = 512
 """Ways to read a scene that are listed at most in search of its most probable partition."""
 
+MAX_REACH = 1e10
+"""Standard deviations of the noise that a number of a scene may have: beyond it the digits of a
+float no longer give the log evidence to one part in a million."""
+
 _CELLS = 1 << 19  # grid cells of an object, times scenes, that are worked on at a time
+_WIDTHS = (1, 8, 32)  # scenes that are solved together: few, as each is compiled
 _PARSE = 256  # cells that take as much memory as a parse, roughly
 
 
@@ -49,6 +55,8 @@ class Solution(NamedTuple):
     best_match: Int[AnyArray, "M scenes"]
     fits: Bool[AnyArray, " scenes"]
     """Whether the rows are what the sum takes them for."""
+    reach: Float[AnyArray, " scenes"]
+    """The largest number of each scene, in standard deviations of the noise."""
 
 
 Solved = tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]
@@ -56,11 +64,9 @@ Solved = tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]
 
 
 def solutions(
-    program: Program,
-    scenes: Scene,
+    problem: Problem,
     order: Int[np.ndarray, "scenes N"],
     sizes: Int[np.ndarray, " scenes"],
-    precision: Float[np.ndarray, " scenes"] | None,
     num_parses: tuple[int, ...],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Solved]:
@@ -72,9 +78,7 @@ def solutions(
     left, finished = np.arange(len(sizes)), 0
     for breadth in num_parses:
         doubtful = [left[:0]]
-        for some, plan, solution in _solutions_of(
-            program, scenes, order, sizes, precision, left, breadth
-        ):
+        for some, plan, solution in _solutions_of(problem, order, sizes, left, breadth):
             sure = solution.label_probs.max(axis=0) >= solution.unlisted
             doubtful.append(some[~sure])
             yield some, plan, solution
@@ -85,11 +89,9 @@ def solutions(
 
 
 def _solutions_of(
-    program: Program,
-    scenes: Scene,
+    problem: Problem,
     order: Int[np.ndarray, "scenes N"],
     sizes: Int[np.ndarray, " scenes"],
-    precision: Float[np.ndarray, " scenes"] | None,
     which: Int[np.ndarray, " which"],
     num_parses: int,
 ) -> Iterator[Solved]:
@@ -97,23 +99,19 @@ def _solutions_of(
 
     The next ones are under way while the last ones are put in their places.
     """
-    layout = scenes.layout
     waiting: Solved | None = None
-    read_scenes, fixed = reader(program, layout), skeleton(program, layout)
+    fixed = problem.skeleton
     for num_points in np.unique(sizes[which]):
         plan = plan_of(fixed, int(num_points))
         solve = _solver(fixed, int(num_points), num_parses)
         chosen = which[sizes[which] == num_points]
-        # The few that are left over are padded to one width, to be compiled once.
-        most = 32 if num_parses == MAX_PARSES else len(chosen)
         cells = max(plan.num_cells, num_parses * _PARSE)
-        chunk = 1 << max(0, min(32, most, _CELLS // cells) - 1).bit_length()
+        most = max(1, _CELLS // cells)
+        chunk = next(w for w in _WIDTHS if w >= min(len(chosen), most, _WIDTHS[-1]))
         for start in range(0, len(chosen), chunk):
             some = chosen[start : start + chunk]
             padded = np.resize(some, chunk)
-            given = None if precision is None else precision[padded]
-            pieces = read_scenes(Scene(**scenes.take(padded).observed))
-            launched = solve(pieces, order[padded], given)
+            launched = solve(problem.reading.take(padded), order[padded])
             if waiting is not None:
                 yield _finished(*waiting)
             waiting = some, plan, launched
@@ -123,13 +121,25 @@ def _solutions_of(
 
 def _finished(some: Int[np.ndarray, " some"], plan: Plan | Listing, solution: Solution) -> Solved:
     """In numpy, without the scenes that only fill a chunk, once it is clear that all fit."""
-    if not np.asarray(solution.fits).all():
+    refuse_if_unfit(solution.fits, solution.reach)
+    return some, plan, jax.tree.map(lambda x: np.asarray(x)[..., : len(some)], solution)
+
+
+def refuse_if_unfit(fits: Bool[AnyArray, " scenes"], reach: Float[AnyArray, " scenes"]) -> None:
+    """Refuse scenes that the sums are not made for, or whose numbers have too many digits."""
+    if not np.asarray(fits).all():
         raise InputError(
             "exact inference wants points that are seen whole or not at all, as `present` says, "
             "and dummy rows that are all alike in the match prior, but this program treats single "
             "features or dummies on their own; use the method ds"
         )
-    return some, plan, jax.tree.map(lambda x: np.asarray(x)[..., : len(some)], solution)
+    if not (np.asarray(reach) <= MAX_REACH).all():
+        raise InputError(
+            f"exact inference got numbers of {np.max(reach):.1e} standard deviations of the noise; "
+            "points, part offsets and poses under the prior must be within "
+            f"{MAX_REACH:.0e} of them for the digits of a float to suffice; lower the precision, "
+            "narrow the pose prior, or centre the points"
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -141,26 +151,29 @@ def plan_of(skeleton: Skeleton, num_points: int) -> Plan | Listing:
 @functools.lru_cache(maxsize=64)
 def _solver(
     skeleton: Skeleton, num_points: int, num_parses: int
-) -> Callable[[Conjugate, Int[AnyArray, "scenes N"], AnyArray | None], Solution]:
+) -> Callable[[Conjugate, Int[AnyArray, "scenes N"]], Solution]:
     """Compiled once for each number of points."""
     plan = plan_of(skeleton, num_points)
     alike = skeleton.alike
     swaps = math.prod(math.factorial(alike.count(first)) for first in set(alike))
 
     @jax.jit
-    def solve(
-        pieces: Conjugate, order: Int[AnyArray, "scenes N"], precision: AnyArray | None
-    ) -> Solution:
-        model, fits = ordered(pieces, plan, order, precision)
+    def solve(pieces: Conjugate, order: Int[AnyArray, "scenes N"]) -> Solution:
+        model, fits, reach = ordered(pieces, plan, order)
         if isinstance(plan, Listing):
-            return _solve_mixture(model, plan, num_parses, fits)
-        return _solve_permutations(model, plan, num_parses * min(swaps, NUM_PARTITIONS), fits)
+            return _solve_mixture(model, plan, num_parses, fits, reach)
+        num_ways = num_parses * min(swaps, NUM_PARTITIONS)
+        return _solve_permutations(model, plan, num_ways, fits, reach)
 
     return solve
 
 
 def _solve_permutations(
-    model: Conjugate, plan: Plan, num_parses: int, fits: Bool[Array, " scenes"]
+    model: Conjugate,
+    plan: Plan,
+    num_parses: int,
+    fits: Bool[Array, " scenes"],
+    reach: Float[Array, " scenes"],
 ) -> Solution:
     tables = sum_over_matches(model, plan)
     found = moments(plan, tables)
@@ -176,11 +189,16 @@ def _solve_permutations(
         jnp.exp(parses.log_unlisted - tables.evidence),
         best_match(plan, tables),
         fits,
+        reach,
     )
 
 
 def _solve_mixture(
-    model: Conjugate, listing: Listing, num_partitions: int, fits: Bool[Array, " scenes"]
+    model: Conjugate,
+    listing: Listing,
+    num_partitions: int,
+    fits: Bool[Array, " scenes"],
+    reach: Float[Array, " scenes"],
 ) -> Solution:
     sums = assignments.sum_over_assignments(model, listing)
     dummies = logsumexp(model.match_logits[listing.num_points :], axis=1).sum(axis=0)
@@ -193,6 +211,7 @@ def _solve_mixture(
         jnp.zeros_like(sums.evidence),  # all of them were looked at
         assignments.best_match(listing, sums),
         fits,
+        reach,
     )
 
 
@@ -200,9 +219,11 @@ def ordered(
     model: Conjugate,
     plan: Plan | Listing,
     order: Int[AnyArray, "scenes N"],
-    precision: AnyArray | None,
-) -> tuple[Conjugate, Bool[Array, " scenes"]]:
-    """The model with its points first, and whether its rows are what the sum takes them for."""
+) -> tuple[Conjugate, Bool[Array, " scenes"], Float[Array, " scenes"]]:
+    """The model with its points first, whether its rows are what the sum takes them for, its reach.
+
+    See `Solution` for the last two.
+    """
 
     def reorder(x: Array) -> Array:
         wide = jnp.broadcast_to(x, (*x.shape[:-1], len(order)))
@@ -214,12 +235,24 @@ def ordered(
         seen=reorder(model.seen),
         match_logits=reorder(model.match_logits),
     )
-    if precision is not None:
-        variance = model.parts.variance / precision
-        model = replace(model, parts=model.parts._replace(variance=variance))
     is_point = np.arange(order.shape[1])[:, None, None] < plan.num_points
     fits = jnp.all(model.seen == is_point, axis=(0, 1))
     if isinstance(plan, Plan):
         dummies = model.match_logits[plan.num_points :]
         fits &= jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))
-    return model, fits
+    return model, fits, _reach(model, plan.owner)
+
+
+def _reach(model: Conjugate, owner: Int[np.ndarray, " N"]) -> Float[Array, " scenes"]:
+    """The largest of points, offsets and predictions under the pose prior, in units of the noise.
+
+    Every number that exact inference subtracts from another is at most about this large, so this
+    many times the machine epsilon is the rounding error of a residual.
+    """
+    F, offset, variance = model.parts.F, model.parts.offset, model.parts.variance
+    spread = jnp.sqrt(jnp.diagonal(model.pose_covariance, axis1=1, axis2=2))  # (K, scenes, p)
+    pose = jnp.abs(model.pose_mean) + jnp.moveaxis(spread, 2, 1)
+    predicted = total(jnp.abs(F) * pose[owner, None], axis=2) + jnp.abs(offset)
+    size = jnp.abs(model.points).max(axis=0) + predicted
+    reach = (model.parts.feature_mask * size / jnp.sqrt(variance)).max(axis=(0, 1))
+    return jnp.broadcast_to(reach, model.points.shape[-1:])

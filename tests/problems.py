@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from models.batches import read_batch, what_varies
+from models.batches import read_scenes
 from models.likelihood import MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.reading import Conjugate
@@ -65,6 +65,7 @@ def make_problem(
     *,
     logits: str = "random",
     precision: float = 10.0,
+    pose_scale: float = 1.0,
     missing_features: bool = False,
     identical: bool = False,
 ) -> Problem:
@@ -81,8 +82,8 @@ def make_problem(
     feature_mask = rng.uniform(size=(rows, d)) < 0.8 if d > 2 else np.ones((rows, d), bool)
     feature_mask[:, 0] = True
     factor = rng.normal(size=(K, p, p))
-    covariance = factor @ factor.swapaxes(1, 2) / p + 0.2 * np.eye(p)
-    mean = rng.normal(size=(K, p))
+    covariance = (factor @ factor.swapaxes(1, 2) / p + 0.2 * np.eye(p)) * pose_scale**2
+    mean = rng.normal(size=(K, p)) * pose_scale
     if identical:  # the second object is the first one over again
         first, second = np.flatnonzero(owner == 0), np.flatnonzero(owner == 1)
         for array in (F, offset, variance, feature_mask):
@@ -142,11 +143,7 @@ class Stacked(NamedTuple):
 
     def conjugate(self) -> Conjugate:
         """Read all of them, scene axis last."""
-        return read_batch(
-            self.program,
-            self.scenes,
-            what_varies(self.program, self.scenes.layout),
-        )
+        return read_scenes(self.program, self.scenes).model
 
 
 def stack_problems(problems: Sequence[Problem], family: str = "permutation") -> Stacked:

@@ -20,7 +20,7 @@ from guides.projections import PROJECTIONS
 from inference import ascent, cavi, starts
 from inference.ascent import Schedule
 from inference.starts import Start
-from models.batches import map_scenes, reader, skeleton_of
+from models.batches import map_scenes, read_scenes, skeleton_of
 from models.constraints import doubly_stochastic
 from models.likelihood import MatchedParts
 from models.linalg import inverse_and_log_det
@@ -223,7 +223,7 @@ def test_no_step_at_fixed_beta_lowers_the_elbo(case):
         this = functools.partial(program, **options)
         scenes = random_scenes(SCENES, seed=seed, typed=options["typed"])
         beta = 10.0 ** np.random.default_rng(seed).uniform(-2, 0, SCENES)
-        model = reader(this, scenes.layout)(Scene(**scenes.observed))
+        model = read_scenes(this, scenes).model
         states = follow(model, projection_name, beta, seed)
         assert_climbs(states, projection_name, model)
 
@@ -366,7 +366,7 @@ def test_the_precision_factor_is_the_one_derived_by_hand():
 def test_the_part_probabilities_count_the_points_of_each_part():
     this = functools.partial(program, dirichlet=0.7, precision=10.0)
     scenes = random_scenes(4)
-    model = reader(this, scenes.layout)(Scene(**scenes.observed))
+    model = read_scenes(this, scenes).model
     rng = np.random.default_rng(0)
     match_probs = random_match(rng, N, 4)
     found = meanfield.update_part_probs(model, jnp.asarray(match_probs))

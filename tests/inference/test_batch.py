@@ -334,6 +334,7 @@ import json, sys
 import jax, numpy as np
 from inference import cavi, pool
 from inference.ascent import Schedule
+from models.batches import read_scenes
 from models.constellation import constellation
 from models.generator import sample_scenes
 from models.templates import shapes, stack
@@ -344,9 +345,9 @@ scenes = sample_scenes(40, sigma=0.1, seed=2, objects=("triangle", "triangle"))
 one, two = (cavi.run(program, scenes, 0, restarts=3, devices=n) for n in (1, 2))
 names = ("match_probs", "pose_mean", "pose_covariance", "elbo", "steps")
 apart = {n: float(np.abs(getattr(one, n) - getattr(two, n)).max()) for n in names}
-engine = pool.engine(program, "sinkhorn", "poses", Schedule(), scenes.layout, 2)
-few = scenes.take(slice(8))
-runs = engine.launch(few, jax.random.split(jax.random.key(0), 8))
+reading = read_scenes(program, scenes.take(slice(8)))
+engine = pool.engine(reading.skeleton, "sinkhorn", "poses", Schedule(), 2)
+runs = engine.start(reading.model, jax.random.split(jax.random.key(0), 8))
 text = engine.advance.lower(runs).compile().as_text()
 words = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 found = {"collectives": [word for word in words if word in text], "loops": "while" in text}

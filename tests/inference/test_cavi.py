@@ -369,12 +369,12 @@ def test_a_projection_that_does_not_fit_the_prior_is_refused(scenes, program, pr
 
 
 def test_no_confirmations_are_refused(scenes):
-    with pytest.raises(InputError, match="at least one confirmation, got 0; try 3, or None"):
+    with pytest.raises(InputError, match="confirmations must be at least 1, or None"):
         cavi.run(pair, scenes, 0, confirmations=0)
 
 
 def test_no_restarts_are_refused(scenes):
-    with pytest.raises(InputError, match="at least one restart, got 0"):
+    with pytest.raises(InputError, match="restarts must be at least 1, got 0"):
         cavi.run(pair, scenes, 0, restarts=0)
 
 

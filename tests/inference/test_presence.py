@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from inference import cavi, exact, presence_sets
+from inference import cavi, conditions, exact
 from models.constellation import presence_constellation, sized_constellation
 from models.errors import InputError
 from models.geometry import affine
@@ -241,17 +241,15 @@ def test_the_elbo_is_a_lower_bound(case):
 def test_a_scene_that_no_set_explains():
     """Four points, but a triangle and a pair have 2, 3 or 5 parts and all of them are seen."""
     scene = make_scene(np.zeros((4, 2)), 5)
-    with pytest.raises(
-        InputError, match=r"no set of present objects explains a scene of 4 points .* visibility"
-    ):
+    with pytest.raises(InputError, match=r"no match explains a scene of 4 points .* visibility"):
         exact.run(program_of(UNEQUAL, 1.0), scene)
 
 
 def test_too_many_objects_are_refused():
     parts = stack([[[0.0, 0.0], [1.0, 0.0]]] * 13)
-    assert presence_sets.MAX_SETS == 2**12
+    assert conditions.MAX_VALUES == 2**12
     scene = make_scene(np.zeros((2, 2)), parts.num_parts)
-    with pytest.raises(InputError, match=r"has 13 objects, 2\^13 sets .* without a presence site"):
+    with pytest.raises(InputError, match=r"sites presence have 8,192 joint values, .* method ds"):
         exact.run(program_of(parts, 0.5, presence_prob=0.5), scene)
 
 

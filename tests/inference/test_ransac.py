@@ -16,6 +16,7 @@ from models.constellation import constellation
 from models.errors import InputError
 from models.generator import sample_scenes
 from models.geometry import DESIGNS
+from models.reading import read
 from models.scenes import Scene, load_scenes, make_scene
 from models.templates import shapes, stack
 
@@ -299,7 +300,7 @@ def test_basis_sizes():
         parts = stack([np.eye(5)[:, :2] + 1, np.eye(5)[:, :2]], DESIGNS[design])
         program = functools.partial(constellation, parts=parts)
         scene = Scene(np.zeros((10, 2)), np.ones(10, bool))
-        model = ransac.read(program, scene)
+        model = read(program, scene)
         plan = ransac.make_plan(skeleton_of(model), "all")
         assert plan.basis.shape == (2, math.comb(5, size), size)
 

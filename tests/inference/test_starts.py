@@ -8,7 +8,7 @@ import pytest
 
 from inference import cavi, starts
 from inference.metrics import partition_metrics, same_partition
-from models.batches import map_scenes, reader, skeleton, skeleton_of
+from models.batches import map_scenes, read_scenes, skeleton_of
 from models.constellation import constellation
 from models.generator import sample_scenes
 from models.reading import read
@@ -147,8 +147,8 @@ def test_six_objects_are_mostly_right_from_a_single_start():
     names = ("square", "triangle", "trapezoid", "pentagon", "L", "plane")
     scenes = sample_scenes(12, seed=3, objects=names, presence=1.0)
     program = functools.partial(constellation, parts=stack(shapes(*names)))
-    model = reader(program, scenes.layout)(scenes._replace(object=None))
-    structure = starts.structure(skeleton(program, scenes.layout))
+    reading = read_scenes(program, scenes)
+    model, structure = reading.model, starts.structure(reading.skeleton)
 
     @jax.jit
     def begin(model, keys):

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from inference import cavi, exact, pool, solutions
-from models.batches import map_scenes, reader, skeleton
+from models.batches import map_scenes, read_scenes
 from models.constellation import constellation, mixture_constellation
 from models.generator import sample_scenes
 from models.reading import read
-from models.scenes import Scene
 from models.templates import shapes, stack
 
 NAMES = ("triangle", "triangle")
@@ -26,8 +25,8 @@ def scenes():
 
 
 def test_the_skeleton_does_not_have_the_numbers(scenes):
-    first = skeleton(pair, scenes.layout)
-    assert first == skeleton(functools.partial(pair, precision=7.0), scenes.layout)
+    first = read_scenes(pair, scenes).skeleton
+    assert first == read_scenes(functools.partial(pair, precision=7.0), scenes).skeleton
     assert first.owner == (0, 0, 0, 1, 1, 1)
     assert first.alike == first.exchangeable == (0, 0)
     assert (first.pose_dim, first.num_features, first.num_objects) == (4, 2, 2)
@@ -35,12 +34,12 @@ def test_the_skeleton_does_not_have_the_numbers(scenes):
 
 
 def test_the_skeleton_has_what_code_is_compiled_for(scenes):
-    first = skeleton(pair, scenes.layout)
+    first = read_scenes(pair, scenes).skeleton
     mixture = functools.partial(mixture_constellation, parts=PAIR)
-    assert skeleton(mixture, scenes.layout).match_family is not first.match_family
+    assert read_scenes(mixture, scenes).skeleton.match_family is not first.match_family
     other = functools.partial(constellation, parts=stack(shapes("square", "triangle")))
     wider = sample_scenes(4, 0.1, 3, ("square", "triangle"))
-    assert skeleton(other, wider.layout).alike == (0, 1)
+    assert read_scenes(other, wider).skeleton.alike == (0, 1)
 
 
 @pytest.mark.long
@@ -48,7 +47,7 @@ def test_the_skeleton_has_what_code_is_compiled_for(scenes):
     ("run", "compiled"),
     [
         (exact.run, solutions._solver),
-        (functools.partial(cavi.run, restarts=2), pool._compiled),
+        (functools.partial(cavi.run, restarts=2), pool.engine),
     ],
     ids=["exact", "cavi"],
 )
@@ -66,7 +65,7 @@ def test_an_edited_prior_compiles_no_method_anew(scenes, run, compiled):
 
 def test_a_batch_is_read_and_mapped_scene_by_scene(scenes):
     """Pieces that no scene changes are there once, and a map gives every scene its own."""
-    pieces = reader(pair, scenes.layout)(Scene(**scenes.observed))
+    pieces = read_scenes(pair, scenes).model
     assert pieces.points.shape[-1] == len(scenes.points)
     assert pieces.pose_mean.shape[-1] == 1
 

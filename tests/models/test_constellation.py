@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
 
-from models.conjugacy import check_conjugate
+from models.batches import check_conjugate
 from models.constellation import (
     PARTS,
     constellation,

@@ -14,8 +14,7 @@ from numpyro.handlers import seed, trace
 from numpyro.infer.util import log_density
 
 from models import constellation as constellation_file
-from models.batches import read_batch, what_varies
-from models.conjugacy import check_conjugate, check_program
+from models.batches import check_conjugate, read_scenes
 from models.constellation import constellation
 from models.errors import ConjugacyError, InputError
 from models.likelihood import MarginalParts, MatchedParts
@@ -24,6 +23,7 @@ from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.reading import read
 from models.scenes import Scene, make_scene
 from models.templates import stack
+from models.witness import check_program
 from tests import oracle
 
 PARTS = stack([[[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], [[0.0, 1.0], [1.0, 3.0]]])
@@ -203,11 +203,11 @@ def test_a_prior_that_depends_on_the_points_is_read_for_each_scene():
 def test_a_batch_is_read_with_the_scenes_last_and_only_what_varies_repeated(this):
     points = np.random.default_rng(6).normal(size=(3, N, 2))
     batch = Scene(points, np.ones((3, N), bool))
-    varies = what_varies(this, batch.layout)
+    reading = read_scenes(this, batch)
+    varies, result = reading.varies, reading.model
     assert varies.points
     assert varies.pose_mean == (this is centred_on_the_points)
     assert not varies.match_logits
-    result = read_batch(this, batch, varies)
     assert result.match_logits.shape == (N, N, 1)
     for index in range(3):
         here = index if varies.pose_mean else 0
@@ -325,15 +325,15 @@ REFUSED = {
         "precision changes with a latent site",
         "a site 'precision' with a Gamma prior",
     ),
-    "lognormal_precision": (lognormal_precision, "precision", "a LogNormal", "one Gamma"),
-    "squared_precision": (squared_precision, "points", "precision is not the value", "as it is"),
+    "lognormal_precision": (lognormal_precision, "precision", "a LogNormal", "no such site"),
+    "squared_precision": (squared_precision, "precision", "a Gamma", "no such site"),
     "tempered_part_probs": (
         mixture_of(lambda logits: 0.5 * logits),
         "match",
         "does not take the site 'part_probs' as it is",
         "the log of 'part_probs'",
     ),
-    "further_latent": (hierarchical, "scale", "of type HalfNormal", "no latent sites but pose"),
+    "further_latent": (hierarchical, "scale", "a HalfNormal", "no such site"),
     "transposed_match": (
         partial(program, change_match=jnp.transpose),
         "points",
@@ -352,12 +352,12 @@ REFUSED = {
         "pose is not the value of the site 'pose'",
         "takes the site 'pose' as it is",
     ),
-    "match_prior_from_pose": (match_prior_from_the_pose, "match", "changes with another", "not"),
-    "no_match": (without_match, "match", "no such site, only pose, points", "the site"),
-    "no_pose": (without_pose, "pose", "no such site, only match, points", "the site"),
-    "no_points": (without_points, "points", "no such site, only pose, match", "the site"),
-    "other_match": (other_match, "match", "Independent", "PermutationMatch"),
-    "other_likelihood": (other_likelihood, "points", "Independent", "MatchedParts"),
+    "match_prior_from_pose": (match_prior_from_the_pose, "match", "changes with another", "fixed"),
+    "no_match": (without_match, "match", "no such sample site, only pose, points", "one of"),
+    "no_pose": (without_pose, "pose", "no such sample site, only match, points", "one of"),
+    "no_points": (without_points, "points", "no such sample site, only pose, match", "one of"),
+    "other_match": (other_match, "match", "a Normal", "PermutationMatch"),
+    "other_likelihood": (other_likelihood, "points", "a Laplace", "MatchedParts"),
     "factor_on_the_pose": (
         partial(program, further=lambda pose, match: numpyro.factor("far", -(pose[0, 0] ** 2))),
         "far",
@@ -445,9 +445,9 @@ def test_the_marginal_density_under_a_student_prior():
 @pytest.mark.parametrize("family", PRIORS)
 def test_the_match_is_recovered_given_the_pose(family):
     posterior = match_posterior(partial(program, match_prior=PRIORS[family]), SCENE, {"pose": POSE})
-    likelihood = MarginalParts(
-        PRIORS[family], POSE, PARTS, precision=10.0, present=SCENE.present
-    ).log_likelihood(SCENE.points)
+    likelihood = MatchedParts(
+        np.eye(N), POSE, PARTS, precision=10.0, present=SCENE.present
+    ).pair_log_likelihood(SCENE.points)
     log_weights = np.log(oracle.sinkhorn(LOGITS)) if family == "doubly_stochastic" else LOGITS
     listed = oracle.assignments(N, N) if family == "mixture" else oracle.permutations(N)
     expected = oracle.marginals(log_weights + np.asarray(likelihood), listed)

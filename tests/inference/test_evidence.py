@@ -5,7 +5,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from inference.normalizer import log_prior_normalizer
+from inference import evidence
+from models.batches import read_scenes
 from models.likelihood import MatchedParts
 from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch, typed_probs
 from models.scenes import Scene
@@ -34,6 +35,10 @@ def scenes_with(present, types=None):
     present = np.asarray(present, bool)
     types = None if types is None else np.broadcast_to(types, present.shape)
     return Scene(np.zeros((*present.shape, 2)), present, point_type=types)
+
+
+def log_prior_normalizer(program, scenes, **options):
+    return evidence.log_prior_normalizer(read_scenes(program, scenes), scenes.present, **options)
 
 
 SOME = np.array([[1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0]], bool)

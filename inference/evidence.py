@@ -5,27 +5,21 @@ the fit, but an ELBO or an evidence is not worth much without it. Where the prio
 the scene it is computed once, and where it is uniform in closed form.
 """
 
-import functools
 import math
-from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 from scipy.sparse.csgraph import connected_components
+from scipy.special import logsumexp
 
-from guides.projections import PROJECTIONS
-from models.batches import what_varies
+from models.batches import Reading
 from models.match import MixtureMatch
 from models.permanent import MAX_ROWS, log_permanent
-from models.reading import Program, log_prob_of_data, read
-from models.scenes import Scene
 
 
 def log_prior_normalizer(
-    program: Program, scenes: Scene, *, or_bound: bool = False
+    reading: Reading, present: Bool[np.ndarray, "scenes N"], *, or_bound: bool = False
 ) -> Float[np.ndarray, " scenes"]:
     """Log of the sum of exp(sum_mn z_mn log a_mn) over all matches, for each scene.
 
@@ -33,55 +27,27 @@ def log_prior_normalizer(
     of reach unless the prior forbids so many pairs that it falls into smaller ones. It is NaN then
     or, with `or_bound`, replaced by an upper bound, the product of the row sums.
     """
-    observed = Scene(**scenes.observed)
-    first = scenes.take(0)
-    example = read(program, first)
-    if what_varies(program, scenes.layout).match_logits:
-        logits = np.asarray(_logits_reader(program)(observed))
-    else:
-        logits = np.asarray(example.match_logits)[None]
-    if example.match_family is MixtureMatch:
-        values = np.asarray(logsumexp(logits, axis=-1).sum(axis=-1))
+    if reading.model.part_prior is not None:  # unknown part probabilities are normalised already
+        return np.zeros(len(present))
+    logits = np.moveaxis(np.asarray(reading.model.match_logits), -1, 0)
+    if reading.skeleton.match_family is MixtureMatch:
+        values = logsumexp(logits, axis=-1).sum(axis=-1)
     elif (logits == logits[:, :1, :1]).all():
         size = logits.shape[-1]
         values = size * logits[:, 0, 0] + math.lgamma(size + 1)
     else:
         known: dict[bytes, float] = {}
         values = np.zeros(len(logits))
-        for i, (matrix, mask) in enumerate(zip(logits, scenes.present[: len(logits)], strict=True)):
+        for i, (matrix, mask) in enumerate(zip(logits, present[: len(logits)], strict=True)):
             order = np.lexsort((*matrix.T, mask))  # that of the rows does not change a permanent
             name = matrix[order].tobytes() + mask[order].tobytes()
             if name not in known:
                 known[name] = _log_permanent_by_components(matrix, mask)
             values[i] = known[name]
         if or_bound:
-            row_sums = np.asarray(logsumexp(logits, axis=-1).sum(axis=-1))
+            row_sums = logsumexp(logits, axis=-1).sum(axis=-1)
             values = np.where(np.isnan(values), row_sums, values)
-    return np.broadcast_to(values, len(scenes.points))
-
-
-def elbo_constant(program: Program, projection: str, scenes: Scene) -> Float[np.ndarray, " scenes"]:
-    """What `guides.meanfield.elbo_terms` leaves out of the ELBO with one of the projections."""
-    num_parts = scenes.layout.num_rows
-    constant = PROJECTIONS[projection].log_bound(num_parts) + data_log_prob(program, scenes)
-    if read(program, scenes.take(0)).part_prior is None:  # unknown ones are normalised already
-        constant = constant - log_prior_normalizer(program, scenes, or_bound=True)
-    return constant
-
-
-def data_log_prob(program: Program, scenes: Scene) -> Float[np.ndarray, " scenes"]:
-    """Log density of what the program observes besides the points, for each scene."""
-    return np.asarray(_evaluator(program)(Scene(**scenes.observed)))
-
-
-@functools.lru_cache(maxsize=32)
-def _logits_reader(program: Program) -> Callable[[Scene], Float[Array, "scenes N N"]]:
-    return jax.jit(jax.vmap(lambda scene: read(program, scene).match_logits))
-
-
-@functools.lru_cache(maxsize=32)
-def _evaluator(program: Program) -> Callable[[Scene], Float[Array, " scenes"]]:
-    return jax.jit(jax.vmap(lambda scene: log_prob_of_data(program, scene)))
+    return np.broadcast_to(values, len(present))
 
 
 def _log_permanent_by_components(
