@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from inference import cavi, exact, nuts, svi
-from inference.calibration import calibrate
-from inference.diagnostic_plots import plot_calibration
+from inference.diagnostics.calibration import calibrate
+from inference.plots.calibration import plot_calibration
 from inference.result import Result
 from models.constellation import constellation
-from models.reading import Program
+from models.program.reading import Program
 from models.scenes import Scene
 from models.templates import shapes, stack
 

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 from benchmarks.timing import best_time, row
-from inference import cavi, pool
-from inference.ascent import Schedule
-from models.batches import read_scenes
+from capsules.experiments.generator import sample_scenes
+from inference import cavi
+from inference.variational import pool
+from inference.variational.ascent import Schedule
 from models.constellation import constellation
-from models.generator import sample_scenes
-from models.reading import read
+from models.program.batches import read_scenes
+from models.program.reading import read
 from models.scenes import Scene
 from tests import oracle_inference as reference
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from inference.batch import Job, Work
-from inference.methods import infer
-from models.generator import sample_scenes
-from models.scenes import Scene, SceneFile, save_scenes
+from capsules.batch import Job, Work
+from capsules.experiments.generator import sample_scenes
+from capsules.files.scenes import SceneFile, save_scenes
+from capsules.methods import infer
+from models.scenes import Scene
 
 MINUTES = 2.0
 ROUND = 16

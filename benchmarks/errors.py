@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from inference.methods import infer
-from models.generator import sample_scenes
+from capsules.experiments.generator import sample_scenes
+from capsules.methods import infer
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "inference_or_model.png"
 

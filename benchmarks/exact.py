@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.timing import row
+from capsules.experiments.generator import sample_scenes
 from inference import exact
 from models.constellation import PARTS, constellation
-from models.generator import sample_scenes
 
 
 def rows() -> Iterator[tuple[str, str, str, str]]:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from capsules.faces.experiment import RESTARTS, open_study
 from inference import cavi
-from inference.faces_experiment import RESTARTS, open_study
-from inference.metrics import same_partition
+from inference.diagnostics.metrics import same_partition
 
 NUM_SCENES, NUM_FACES = 250, 5
 WANTED = 50

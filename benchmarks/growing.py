@@ -18,14 +18,14 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from capsules.commands.shared import Stopwatch
+from capsules.experiments.generator import sample_scenes
+from capsules.methods import PRIORS
 from inference import cavi, exact, ransac
-from inference.commands.shared import Stopwatch
-from inference.methods import PRIORS
-from inference.metrics import partition_metrics
+from inference.diagnostics.metrics import partition_metrics
 from inference.result import Result
 from models.errors import InputError
-from models.generator import sample_scenes
-from models.reading import Program
+from models.program.reading import Program
 from models.scenes import Scene
 from models.templates import SHAPES, shapes, stack
 

@@ -10,7 +10,7 @@ _SCRIPT = """
 import resource
 from inference import cavi
 from models.constellation import constellation
-from models.generator import sample_scenes
+from capsules.experiments.generator import sample_scenes
 
 scenes = sample_scenes({draws}, seed=5).take(slice({scenes}))
 result = cavi.run(constellation, scenes, 0, restarts=1)

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.timing import row
-from inference.methods import infer
-from inference.metrics import score
-from models.generator import sample_scenes
+from capsules.experiments.generator import sample_scenes
+from capsules.methods import infer
+from inference.diagnostics.metrics import score
 
 METHODS = ("ds", "gmm", "ransac")
 """Each is held against exact inference."""

@@ -16,10 +16,11 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from inference import methods
-from inference.metrics import partition_metrics, same_partition
-from models.generator import sample_scenes
-from models.scenes import Scene, load_scenes
+from capsules import methods
+from capsules.experiments.generator import sample_scenes
+from capsules.files.scenes import load_scenes
+from inference.diagnostics.metrics import partition_metrics, same_partition
+from models.scenes import Scene
 
 SEED, DRAWS = 20_260, 512
 LEVELS = (0.0, 0.1, 0.25)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from capsules.commands.shared import Stopwatch
+from capsules.experiments.generator import sample_scenes
+from capsules.methods import infer, program_of
 from inference import cavi
-from inference.commands.shared import Stopwatch
-from inference.methods import infer, program_of
-from inference.metrics import same_partition
-from models.generator import sample_scenes
+from inference.diagnostics.metrics import same_partition
 from models.scenes import Scene
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "restarts.png"

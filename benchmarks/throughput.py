@@ -21,11 +21,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.timing import best_time
-from inference import cavi, pool
-from inference.ascent import Schedule
-from models.batches import read_scenes
+from capsules.experiments.generator import sample_scenes
+from inference import cavi
+from inference.variational import pool
+from inference.variational.ascent import Schedule
 from models.constellation import constellation
-from models.generator import sample_scenes
+from models.program.batches import read_scenes
 from models.scenes import Scene
 from models.templates import shapes, stack
 
@@ -51,9 +52,9 @@ SOME = 256
 _DEVICES = """
 import time
 from inference import cavi
-from models.batches import read_scenes
+from models.program.batches import read_scenes
 from models.constellation import constellation
-from models.generator import sample_scenes
+from capsules.experiments.generator import sample_scenes
 scenes = sample_scenes(1400, seed=11).take(slice({scenes}))
 for devices in (1, 2):
     run = lambda: cavi.run(constellation, scenes, 0, restarts={restarts}, devices=devices)
@@ -67,9 +68,9 @@ _FIRST = """
 import time
 began = time.perf_counter()
 from inference import cavi
-from models.batches import read_scenes
+from models.program.batches import read_scenes
 from models.constellation import constellation
-from models.generator import sample_scenes
+from capsules.experiments.generator import sample_scenes
 scenes = sample_scenes(30, seed=11).take(slice(16))
 cavi.run(constellation, scenes, 0, restarts=5)
 print(time.perf_counter() - began)

@@ -13,10 +13,10 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from models.constraints import doubly_stochastic
+from models.distributions.constraints import doubly_stochastic
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch
 from models.errors import InputError
-from models.match import DoublyStochasticMatch, MixtureMatch
-from models.reading import Program, read
+from models.program.reading import Program, read
 from models.scenes import Scene
 
 Guide = Callable[..., None]

@@ -3,7 +3,8 @@
 q(Z) has the match probabilities R, q(Y) is a Normal for each object with mean mu_k and precision
 Lambda_k. Each function below is one equation of the paper; `docs/derivation.md` derives them and
 names the places where the print is wrong. All arrays have the scene axes last, after the axes of
-the model, so the same lines serve one scene and a batch of thousands (see `models.linalg`).
+the model, so the same lines serve one scene and a batch of thousands (see
+`models.numerics.linalg`).
 
 Where the program has them, q also has a Gamma factor for an unknown noise precision and a Dirichlet
 factor for unknown part probabilities; without them their expectations are constants.
@@ -16,8 +17,8 @@ import numpy as np
 from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float, Int
 
-from models.linalg import inverse_and_log_det, loop_total, total
-from models.reading import Conjugate
+from models.numerics.linalg import inverse_and_log_det, loop_total, total
+from models.program.reading import Conjugate
 
 
 class PoseFactor(NamedTuple):

@@ -24,8 +24,8 @@ from jax.scipy.special import logsumexp, xlog1py, xlogy
 from jaxtyping import Array, Bool, Float
 
 from guides.meanfield import matrix_sum
-from models.linalg import total
-from models.sinkhorn import Scaling, refine, scale
+from models.numerics.linalg import total
+from models.numerics.sinkhorn import Scaling, refine, scale
 
 
 class Projected(NamedTuple):

@@ -1,1 +1,9 @@
-"""How it is computed: one file for each method, all ending in `run`, all returning a `Result`."""
+"""How it is computed: methods that end in `run(program, scene, ...)` and return a `Result`."""
+
+from inference import exact, ransac
+from inference.diagnostics.to_arviz import to_arviz
+from inference.mcmc import gibbs, nuts
+from inference.result import Result
+from inference.variational import cavi, svi
+
+__all__ = ["Result", "cavi", "exact", "gibbs", "nuts", "ransac", "svi", "to_arviz"]

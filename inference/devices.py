@@ -7,9 +7,6 @@ program is read with, is one for all threads.)
 """
 
 import functools
-import socket
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +17,6 @@ from jax.sharding import Mesh, PartitionSpec
 from models.errors import InputError
 
 AXIS = "scenes"
-
-WAIT = 60
-"""Seconds that processes wait for each other before they begin."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -66,47 +60,3 @@ def sharded(
         )(*batches)
 
     return jax.jit(on_each)
-
-
-def meet(coordinator: str, process: int, processes: int) -> None:
-    """Meet the other processes of a job, before anything is computed, and part again.
-
-    JAX's coordinator makes sure that all of them are there. From then on they have nothing to say
-    to each other, and are not connected: JAX would end them all for the loss of one.
-    """
-    host, _, port = coordinator.rpartition(":")
-    if not (host and port.isdigit()):
-        raise InputError(f"the coordinator is HOST:PORT, got {coordinator!r}; try 127.0.0.1:9876")
-    if not 0 <= process < processes:
-        raise InputError(
-            f"of {processes} processes there is none with the number {process}; give 0 to "
-            f"{processes - 1}"
-        )
-    print(
-        f"Process {process} of {processes} waits up to {WAIT} s for the others at {coordinator}.",
-        file=sys.stderr,
-        flush=True,
-    )
-    if process:
-        _wait_for(host, int(port))
-    jax.distributed.initialize(
-        coordinator, processes, process, initialization_timeout=WAIT, shutdown_timeout_seconds=WAIT
-    )
-    jax.local_devices()  # made here: the processes tell each other of them
-    jax.distributed.shutdown()
-
-
-def _wait_for(host: str, port: int) -> None:
-    """Try the coordinator until it answers."""
-    deadline = time.monotonic() + WAIT
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=2).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"nothing answers at {host}:{port} ({error.strerror or error}); start process "
-                    "0 there, and give all processes its address"
-                ) from error
-            time.sleep(0.2)

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from scipy.sparse.csgraph import connected_components
 from scipy.special import logsumexp
 
-from models.batches import Reading
-from models.match import MixtureMatch
-from models.permanent import MAX_ROWS, log_permanent
+from models.distributions.match import MixtureMatch
+from models.numerics.permanent import MAX_ROWS, log_permanent
+from models.program.batches import Reading
 
 
 def log_prior_normalizer(

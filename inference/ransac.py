@@ -1,8 +1,8 @@
 """RANSAC: a few points fix the pose of an object, and its other parts have to be where it says.
 
 Every small tuple of points of the scene is taken for a basis of every template; the parts that are
-where the pose says are the object's (`inference.hypotheses`), and of all these hypotheses a set
-that explains the scene is chosen (`inference.cover`).
+where the pose says are the object's (`inference.proposals.hypotheses`), and of all these hypotheses
+a set that explains the scene is chosen (`inference.proposals.covers`).
 """
 
 import functools
@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference import starts
-from inference.cover import Candidates, best_cover, promises, sequential_cover
 from inference.devices import mesh_of, sharded
-from inference.hypotheses import (
+from inference.proposals import starts
+from inference.proposals.covers import Candidates, best_cover, promises, sequential_cover
+from inference.proposals.hypotheses import (
     Hypotheses,
     Settings,
     Template,
@@ -32,12 +32,12 @@ from inference.hypotheses import (
     lack_cost,
     tuples_of_points,
 )
+from inference.proposals.starts import Structure
 from inference.result import Result, partition
-from inference.starts import Structure
-from models import AnyArray
-from models.batches import Reading, Skeleton, map_scenes, read_scenes
 from models.errors import ConjugacyError, InputError
-from models.reading import Conjugate, Program, described
+from models.numerics.arrays import AnyArray
+from models.program.batches import Reading, Skeleton, map_scenes, read_scenes
+from models.program.reading import Conjugate, Program, described
 from models.scenes import Scene, check_scene
 
 _CHUNK = 64  # scenes at a time

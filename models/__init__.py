@@ -6,11 +6,76 @@ compare evidences to 1e-9: float32 carries seven digits and cannot. The whole in
 about 1.3 times as much as in 32 bits.
 """
 
-from typing import Any
-
 import numpyro
 
 numpyro.enable_x64()
 
-AnyArray = Any
-"""A numpy or JAX array, in type annotations of what users hand in."""
+from models.constellation import (
+    PARTS,
+    constellation,
+    pose_kinds,
+    presence_constellation,
+    published_mixture,
+    sized_constellation,
+    uniform_match,
+)
+from models.distributions.constraints import doubly_stochastic
+from models.distributions.likelihood import MarginalParts, MatchedParts
+from models.distributions.match import (
+    DoublyStochasticMatch,
+    MixtureMatch,
+    PermutationMatch,
+    presence_logits,
+    typed_probs,
+    uniform_probs,
+)
+from models.errors import ConjugacyError, InputError
+from models.faces import GEOMETRIC, FactorAnalyser, face_parts, faces, faces_program
+from models.geometry import affine, affine_camera, oriented_similarity, similarity, translation
+from models.numerics.sinkhorn import log_sinkhorn
+from models.program.marginal import marginal, tempered
+from models.scenes import Scene, check_scene, join, make_scene
+from models.templates import SHAPES, Parts, object_names, shapes, stack
+
+__all__ = [
+    "GEOMETRIC",
+    "PARTS",
+    "SHAPES",
+    "ConjugacyError",
+    "DoublyStochasticMatch",
+    "FactorAnalyser",
+    "InputError",
+    "MarginalParts",
+    "MatchedParts",
+    "MixtureMatch",
+    "Parts",
+    "PermutationMatch",
+    "Scene",
+    "affine",
+    "affine_camera",
+    "check_scene",
+    "constellation",
+    "doubly_stochastic",
+    "face_parts",
+    "faces",
+    "faces_program",
+    "join",
+    "log_sinkhorn",
+    "make_scene",
+    "marginal",
+    "object_names",
+    "oriented_similarity",
+    "pose_kinds",
+    "presence_constellation",
+    "presence_logits",
+    "published_mixture",
+    "shapes",
+    "similarity",
+    "sized_constellation",
+    "stack",
+    "tempered",
+    "translation",
+    "typed_probs",
+    "uniform_match",
+    "uniform_probs",
+]

@@ -11,15 +11,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.distributions import Distribution
 
-from models.errors import InputError
-from models.likelihood import MatchedParts
-from models.match import (
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import (
     DoublyStochasticMatch,
     MixtureMatch,
     PermutationMatch,
     presence_logits,
     uniform_probs,
 )
+from models.errors import InputError
 from models.templates import Parts, shapes, stack
 
 PARTS: Parts = stack(shapes("square", "triangle", "square"))

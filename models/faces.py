@@ -1,6 +1,7 @@
 """The faces experiment: its program, and the templates that an appearance model makes for it."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,16 +10,35 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from models.appearance import FactorAnalyser
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import DoublyStochasticMatch, typed_probs
 from models.errors import InputError
 from models.geometry import oriented_similarity
-from models.likelihood import MatchedParts
-from models.match import DoublyStochasticMatch, typed_probs
-from models.reading import Program
+from models.program.reading import Program
 from models.templates import Parts
 
 GEOMETRIC = 4
 """Features of a part, and dimensions of a pose, that are geometric: place, size and direction."""
+
+
+class FactorAnalyser(NamedTuple):
+    """A factor analyser of stacked scores, D in all, with k factors."""
+
+    loadings: Float[np.ndarray, "D k"]
+    mean: Float[np.ndarray, " D"]
+    noise_variance: Float[np.ndarray, " D"]
+    part_dims: tuple[int, ...]
+    """How many scores each part type has."""
+
+    @property
+    def num_factors(self) -> int:
+        return self.loadings.shape[1]
+
+    @property
+    def slices(self) -> list[slice]:
+        """Where the scores of each part type stand."""
+        ends = np.cumsum(self.part_dims)
+        return [slice(int(end - d), int(end)) for d, end in zip(self.part_dims, ends, strict=True)]
 
 
 def faces(

@@ -1,5 +1,6 @@
 """Templates: the parts of all objects, stacked, and the six shapes of the experiments."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,9 +9,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from models import AnyArray
 from models.errors import InputError
 from models.geometry import PoseDesign, similarity
+from models.numerics.arrays import AnyArray
 
 
 class Parts(NamedTuple):
@@ -127,6 +128,16 @@ def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:
 
     objects = range(parts.num_objects)
     return np.array([next(j for j in objects if same(j, k)) for k in objects])
+
+
+def object_names(shapes: Sequence[str]) -> list[str]:
+    """Shape names, numbered where there are several of a kind: square 1, triangle, square 2."""
+    how_many, seen = Counter(shapes), Counter[str]()
+    names = []
+    for shape in shapes:
+        seen[shape] += 1
+        names.append(f"{shape} {seen[shape]}" if how_many[shape] > 1 else shape)
+    return names
 
 
 def _checked_template(coordinates: ArrayLike, name: str) -> Float[np.ndarray, "parts c"]:

@@ -13,10 +13,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from models.batches import read_scenes
-from models.likelihood import MatchedParts
-from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.reading import Conjugate
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.program.batches import read_scenes
+from models.program.reading import Conjugate
 from models.scenes import Scene
 from models.templates import Parts
 from tests import oracle

@@ -1,4 +1,4 @@
-"""Imports go one way: models <- guides <- inference <- tests, benchmarks."""
+"""Imports go one way: between the packages, and between the rooms of `inference`."""
 
 import ast
 from pathlib import Path
@@ -6,32 +6,87 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+LIBRARY = ("models", "guides", "inference", "capsules")
 ALLOWED = {
     "models": {"models"},
     "guides": {"models", "guides"},
     "inference": {"models", "guides", "inference"},
-    "benchmarks": {"models", "guides", "inference", "benchmarks", "tests"},  # its references
+    "capsules": {"models", "guides", "inference", "capsules"},
+    "benchmarks": {*LIBRARY, "benchmarks", "tests"},  # its references
 }
 FOLDERS = {*ALLOWED, "notebooks", "tests"}
+ORDER = (
+    ("result", "devices"),
+    ("evidence",),
+    ("conditions",),
+    ("posterior",),
+    ("proposals",),
+    ("variational", "exact", "ransac"),
+    ("mcmc",),
+    ("diagnostics",),
+    ("plots",),
+)
+"""Rooms of `inference`: each imports from itself and from rooms on earlier lines."""
+
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+MAX_ENTRIES = 12
 SOURCES = sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
+ROOMS = [
+    path
+    for path in SOURCES
+    if path.relative_to(ROOT).parts[0] == "inference" and path != ROOT / "inference" / "__init__.py"
+]
 
 
-def imported_packages(source: str, package: str) -> set[str]:
-    """Top-level names that a source file of a package imports, wherever in it."""
+def imported_modules(source: str, package: str) -> set[str]:
+    """Dotted names that a source file of a package imports, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add(package if node.level else node.module)
-    return {name.partition(".")[0] for name in names}
+            module = f"{package}.{node.module or ''}".strip(".") if node.level else node.module
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def imported_packages(source: str, package: str) -> set[str]:
+    return {name.partition(".")[0] for name in imported_modules(source, package)}
+
+
+def rooms_out_of_order(source: str, room: str) -> set[str]:
+    """What a file in a room of `inference` imports and should not: later rooms, or its
+    neighbours."""
+    modules = (name.split(".") for name in imported_modules(source, f"inference.{room}"))
+    rooms = {(*words, "")[1] for words in modules if words[0] == "inference"}
+    return {other for other in rooms - {room} if LEVEL.get(other, len(ORDER)) >= LEVEL[room]}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_imports_go_one_way(path):
     package = path.relative_to(ROOT).parts[0]
     ours = imported_packages(path.read_text(), package) & FOLDERS
     assert ours <= ALLOWED[package]
+
+
+@pytest.mark.parametrize("path", ROOMS, ids=name_of)
+def test_rooms_of_inference_import_from_earlier_ones(path):
+    room = path.relative_to(ROOT).parts[1].removesuffix(".py")
+    assert room in LEVEL
+    assert not rooms_out_of_order(path.read_text(), room)
+
+
+def test_no_folder_is_crowded():
+    for package in LIBRARY:
+        for folder in (ROOT / package, *(ROOT / package).rglob("*/")):
+            entries = [
+                p for p in folder.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+            ]
+            assert len([p for p in entries if p.name != "__init__.py"]) <= MAX_ENTRIES, folder
 
 
 def test_the_oracle_is_independent():
@@ -42,7 +97,7 @@ def test_the_oracle_is_independent():
 def test_every_form_of_import_is_seen():
     source = """
 import numpy, guides.family
-from inference.cavi import run
+from inference.variational.cavi import run
 def later():
     from . import sibling
     import tests.oracle as brute_force
@@ -54,3 +109,22 @@ def later():
         "models",
         "tests",
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from inference.mcmc.chains import run_chains", {"mcmc"}),
+        ("from inference import mcmc, result", {"mcmc"}),
+        ("import inference.plots.scenes", {"plots"}),
+        ("from inference import exact", {"exact"}),
+        ("from inference import to_arviz", {"to_arviz"}),  # the front door is for users
+        ("def later():\n    from inference.diagnostics import metrics", {"diagnostics"}),
+        (
+            "from inference.posterior import draws\nfrom inference.variational.pool import engine",
+            set(),
+        ),
+    ],
+)
+def test_a_wrong_order_is_seen(source, found):
+    assert rooms_out_of_order(source, "variational") == found

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from inference import cavi, cli, exact
-from models.generator import sample_scenes
-from models.reading import read
+from capsules import cli
+from capsules.experiments.generator import sample_scenes
+from inference import cavi, exact
+from models.program.reading import read
 
 pytestmark = pytest.mark.long
 
@@ -28,7 +29,7 @@ COMMANDS = [
 ]
 SMALLER = {
     "reproduce table1": ["--draws", "8", "--methods", "ransac"],
-    "reproduce faces": ["--help"],  # tests/inference/test_faces_cli.py runs it
+    "reproduce faces": ["--help"],  # tests/capsules/faces/test_cli.py runs it
     "faces demo": ["--help"],
 }
 """What is added to commands that take many minutes as they stand."""

@@ -16,10 +16,10 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from guides import meanfield
 from guides.guide import MeanMatch, mean_field_guide
 from guides.meanfield import PoseFactor
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.errors import InputError
-from models.likelihood import MatchedParts
-from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.reading import read
+from models.program.reading import read
 from models.scenes import make_scene
 from models.templates import stack
 from tests import oracle

@@ -17,15 +17,22 @@ from numpyro.distributions import biject_to, kl_divergence
 from guides import meanfield
 from guides.meanfield import PoseFactor
 from guides.projections import PROJECTIONS
-from inference import ascent, cavi, starts
-from inference.ascent import Schedule
-from inference.starts import Start
-from models.batches import map_scenes, read_scenes, skeleton_of
-from models.constraints import doubly_stochastic
-from models.likelihood import MatchedParts
-from models.linalg import inverse_and_log_det
-from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch, typed_probs
-from models.reading import read
+from inference import cavi
+from inference.proposals import starts
+from inference.proposals.starts import Start
+from inference.variational import ascent
+from inference.variational.ascent import Schedule
+from models.distributions.constraints import doubly_stochastic
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import (
+    DoublyStochasticMatch,
+    MixtureMatch,
+    PermutationMatch,
+    typed_probs,
+)
+from models.numerics.linalg import inverse_and_log_det
+from models.program.batches import map_scenes, read_scenes, skeleton_of
+from models.program.reading import read
 from models.scenes import Scene
 from models.templates import shapes, stack
 from tests import oracle_inference

@@ -26,8 +26,13 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
-from models.likelihood import MatchedParts
-from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch, presence_logits
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import (
+    DoublyStochasticMatch,
+    MixtureMatch,
+    PermutationMatch,
+    presence_logits,
+)
 from models.scenes import Scene, make_scene
 from models.templates import shapes, stack
 from tests import oracle

@@ -28,13 +28,14 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import log_density, unconstrain_fn
 
-import models.constellation
-from inference import cavi, chains, exact, families, gibbs, nuts, ransac, svi
-from inference.presence_sets import at_first_set, potential, with_sets
+from inference import cavi, exact, gibbs, nuts, ransac, svi
+from inference.conditions.sets import at_first_set, potential, with_sets
+from inference.mcmc import chains
+from inference.variational import families
 from models.errors import InputError
-from models.marginal import marginal
+from models.numerics.sinkhorn import log_sinkhorn
+from models.program.marginal import marginal
 from models.scenes import Scene, make_scene
-from models.sinkhorn import log_sinkhorn
 from models.templates import shapes, stack
 from tests import oracle, oracle_inference
 from tests import oracle_edits as right
@@ -386,7 +387,7 @@ def test_the_oracle_integrates_its_own_density():
 
 def edited_copy(folder: Path, *changes: tuple[str, str]) -> Any:
     """The program of a copy of the model file, with some of its text replaced."""
-    text = Path(models.constellation.__file__).read_text()
+    text = Path(importlib.import_module("models.constellation").__file__).read_text()
     for old, new in changes:
         assert text.count(old) >= 1
         text = text.replace(old, new, 1)
@@ -464,10 +465,10 @@ def clutter_problem() -> tuple[Any, Scene, Assumed]:
     A slot is a part without a pose, whose density the precision does not touch; its mean and
     variance are read off the parts. To the oracle the background is one more object, with F = 0.
     """
+    from models.constellation import cluttered_constellation
+
     parts = stack(shapes("square", "triangle"), clutter=2)
-    program = partial(
-        models.constellation.cluttered_constellation, parts=parts, precision=PRECISION
-    )
+    program = partial(cluttered_constellation, parts=parts, precision=PRECISION)
     points = np.concatenate([np.asarray(SCENE.points)[SCENE.present], [[1.4, -1.2]]])
     scene = make_scene(points, N + 2)
     F = np.concatenate([np.asarray(PARTS.F), np.zeros((2, 2, P))])
@@ -552,10 +553,13 @@ def _without_precision_prior(whole: Callable[..., Any]) -> Callable[..., Any]:
 
 LOSSES = {
     "the mean of the poses": Lost(
-        "Normal.to_event", "pose", "models.reading.normal_moments", _without_mean
+        "Normal.to_event", "pose", "models.program.reading.normal_moments", _without_mean
     ),
     "the correlation of the poses": Lost(
-        "MultivariateNormal by covariance", "pose", "models.reading.normal_moments", _uncorrelated
+        "MultivariateNormal by covariance",
+        "pose",
+        "models.program.reading.normal_moments",
+        _uncorrelated,
     ),
     "further data": Lost(
         "an observed site that depends on nothing",
@@ -569,7 +573,7 @@ LOSSES = {
     "the prior of the precision": Lost(
         "a Gamma precision",
         "precision",
-        "models.reading.precision_prior_of",
+        "models.program.reading.precision_prior_of",
         _without_precision_prior,
     ),
 }

@@ -6,9 +6,14 @@ import numpyro.distributions as dist
 import pytest
 
 from inference import evidence
-from models.batches import read_scenes
-from models.likelihood import MatchedParts
-from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch, typed_probs
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import (
+    DoublyStochasticMatch,
+    MixtureMatch,
+    PermutationMatch,
+    typed_probs,
+)
+from models.program.batches import read_scenes
 from models.scenes import Scene
 from models.templates import stack
 from tests import oracle

@@ -8,16 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-from inference import hypotheses, ransac
-from inference.cover import Candidates, best_cover, promises, sequential_cover
-from inference.metrics import METRICS, partition_metrics
-from models.batches import skeleton_of
+from capsules.experiments.generator import sample_scenes
+from capsules.files.scenes import load_scenes
+from inference import ransac
+from inference.diagnostics.metrics import METRICS, partition_metrics
+from inference.proposals import hypotheses
+from inference.proposals.covers import Candidates, best_cover, promises, sequential_cover
 from models.constellation import constellation
 from models.errors import InputError
-from models.generator import sample_scenes
 from models.geometry import DESIGNS
-from models.reading import read
-from models.scenes import Scene, load_scenes, make_scene
+from models.program.batches import skeleton_of
+from models.program.reading import read
+from models.scenes import Scene, make_scene
 from models.templates import shapes, stack
 
 pytestmark = pytest.mark.long

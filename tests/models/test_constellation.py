@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
 
-from models.batches import check_conjugate
 from models.constellation import (
     PARTS,
     constellation,
@@ -14,11 +13,12 @@ from models.constellation import (
     published_mixture,
     uniform_match,
 )
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.errors import InputError
 from models.geometry import translation
-from models.likelihood import MatchedParts
-from models.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.reading import read
+from models.program.batches import check_conjugate
+from models.program.reading import read
 from models.scenes import make_scene
 from models.templates import Parts, stack
 

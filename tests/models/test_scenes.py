@@ -6,8 +6,9 @@ import pickle
 import numpy as np
 import pytest
 
+from capsules.files.scenes import load_scenes, save_scenes
 from models.errors import InputError
-from models.scenes import Scene, check_scene, load_scenes, make_scene, save_scenes
+from models.scenes import Scene, check_scene, make_scene
 
 POINTS = np.random.default_rng(0).normal(size=(4, 3, 2))
 PRESENT = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 1], [1, 1, 0]], bool)

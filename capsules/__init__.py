@@ -1,0 +1,1 @@
+"""The application: the command line, scene files, and the experiments of the paper."""

@@ -1,0 +1,125 @@
+"""The command line: `capsules`. Heavy imports wait until a command runs, so that help is quick."""
+
+import contextlib
+import errno
+import os
+import sys
+import warnings
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from capsules.commands import faces
+from capsules.commands.compare import compare
+from capsules.commands.demo import demo
+from capsules.commands.evaluate import evaluate
+from capsules.commands.film import film
+from capsules.commands.infer import infer
+from capsules.commands.reproduce import reproduce
+from capsules.commands.sample import sample
+
+BAD_INPUT, INTERRUPTED = 2, 130
+"""Exit codes; 0 is success and 1 an error that is not the user's."""
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a system says when there is no room for an output."""
+
+
+class _Sentences(TyperGroup):
+    """Commands whose bad input ends in one sentence on stderr, never in a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MemoryError:
+            _say("there is not enough memory for this; give fewer scenes, restarts or objects")
+            raise typer.Exit(BAD_INPUT) from None
+        except ValueError as error:
+            from models.errors import InputError
+
+            if not isinstance(error, InputError):
+                raise
+            _say(str(error))
+            raise typer.Exit(BAD_INPUT) from None
+        except KeyboardInterrupt:
+            print("interrupted; no file was left half written", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _say(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr)
+
+
+app = typer.Typer(
+    name="capsules",
+    cls=_Sentences,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def capsules() -> None:
+    """Generative capsule models: draw scenes, and infer which point is which part of which object.
+
+    A scene is a set of points: the vertices of squares, triangles and other
+    shapes that were turned, scaled, moved and mixed up. The model knows the
+    shapes; inference finds the objects.
+
+    [bold]Examples[/bold]
+
+    Draw a scene, infer it with several methods, compare them in a table and in
+    the picture demo.png:
+      [cyan]capsules demo[/cyan]
+
+    Write the scenes of an experiment to a file and infer the fourth of them:
+      [cyan]capsules sample scenes.npz --draws 512 --sigma 0.1[/cyan]
+      [cyan]capsules infer scenes.npz --index 3[/cyan]
+
+    Watch coordinate ascent find its objects:
+      [cyan]capsules film scenes.npz --index 3 --out fit.gif[/cyan]
+
+    Infer every scene of a file of any size, and go on after an interruption:
+      [cyan]capsules infer scenes.npz --all --out answers[/cyan]
+
+    Measure a method on all of them, and make the tables of the paper:
+      [cyan]capsules evaluate scenes.npz --method ransac[/cyan]
+      [cyan]capsules reproduce table1[/cyan]
+
+    [bold]Exit codes[/bold]
+
+    0 success; 2 input that cannot be used, with one sentence on stderr about
+    what was given, what was wanted and what to do; 130 interrupted; 1 an error
+    of the program itself. Output files are written whole or not at all.
+    """
+
+
+for command in (demo, sample, infer, film, evaluate, compare, reproduce):
+    app.command()(command)
+app.add_typer(faces.app, name="faces")
+
+
+def main() -> None:
+    """The entry point of `capsules`."""
+    # ArviZ's advice to those who write code with it, given once a day, is not for the terminal.
+    warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
+    try:
+        try:
+            app(prog_name="capsules")
+        finally:
+            sys.stdout.flush()  # what cannot be written is found out here, and not at the very end
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _say(f"cannot write ({error.strerror}); make room, or write to another place")
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The command `capsules compare`. Heavy imports wait until it runs, so that help is quick."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capsules.commands.options import Index, Precision, Prior, Rungs, Seed
+from capsules.commands.shared import progress_bar
+from capsules.files.points import stored_scene
+
+if TYPE_CHECKING:
+    from capsules.methods import Progress as Report
+
+
+def compare(
+    scenes: Annotated[
+        Path, typer.Argument(metavar="SCENE.npz", help="A file of scenes, as `sample` writes it.")
+    ],
+    index: Index = 0,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Methods, with commas between them.",
+            show_default="all that take the prior",
+        ),
+    ] = None,
+    seed: Seed = 0,
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="The objects of the model.",
+            show_default="the model's own: square,triangle,square",
+        ),
+    ] = None,
+    precision: Precision = None,
+    prior: Prior = "uniform",
+    rungs: Rungs = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Call each method once: the time includes compilation.")
+    ] = False,
+) -> None:
+    """Infer one scene with several methods and compare them with exact inference.
+
+    The table has for each method the ELBO or log evidence in nats; for
+    variational methods the evidence by importance weights and its error, to be
+    trusted where Pareto k is below 0.7; the largest error of a match
+    probability and the mean total variation (TV) from the exact marginals of a
+    point; the largest error of a pose mean, in exact standard deviations; for
+    samplers ESS per second and R-hat; and the time.
+
+    [bold]Examples[/bold]
+
+      [cyan]capsules compare scenes.npz[/cyan]
+      [cyan]capsules compare scenes.npz --index 3 --methods ds,exact[/cyan]
+      [cyan]capsules compare scenes.npz --methods exact,gibbs,nuts --rungs 16[/cyan]
+    """
+    from rich.console import Console
+
+    from capsules.compare import compare as run
+    from capsules.compare import render
+    from capsules.methods import methods_for
+
+    scene = stored_scene(scenes, index)
+    names = list(methods_for(prior)) if methods is None else _split(methods)
+    objects = None if shapes is None else _split(shapes)
+    with progress_bar() as bar:
+
+        def progress(name: str) -> "Report":
+            task: Any = bar.add_task(name, total=None)
+            return lambda done, total: bar.update(task, completed=done, total=total)
+
+        rows = run(
+            scene,
+            names,
+            seed=seed,
+            objects=objects,
+            precision=precision,
+            prior=prior,
+            rungs=rungs,
+            twice=not once,
+            progress=progress,
+        )
+    Console().print(render(rows))
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]

@@ -1,0 +1,177 @@
+"""`capsules evaluate`: how good and how fast a method is on the scenes of a file."""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capsules.commands import scale
+from capsules.commands.options import Precision, Preset, Prior, Restarts, Seed, Shapes
+from capsules.commands.shared import PAPER_SHAPES, Stopwatch, keep_compiled_code, shape_names
+
+if TYPE_CHECKING:
+    from capsules.batch import Work
+    from inference.result import Result
+
+
+def evaluate(
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes with their truth.")],
+    method: Annotated[str, typer.Option(help="The method: ds, gmm, ransac, exact, ....")] = "ds",
+    prior: Prior = "uniform",
+    preset: Preset = "default",
+    restarts: Restarts = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many scenes, empty ones counted.")
+    ] = None,
+    shapes: Shapes = PAPER_SHAPES,
+    precision: Precision = None,
+    seed: Seed = 0,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="The numbers as JSON; - for standard output."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the answers there, to go on after an interruption; or take those of "
+            "`capsules infer --all`.",
+        ),
+    ] = None,
+    chunk: scale.Chunk = None,
+    devices: scale.Devices = 1,
+    fresh: scale.Fresh = False,
+) -> None:
+    """Measure a method on the scenes of a file, under both protocols.
+
+    [bold]partition[/bold] compares how the points are grouped, and is the one to judge
+    by. [bold]slots[/bold] is that of the paper's main table, where an object has to be in
+    its own place among identical ones. sa is segmentation accuracy, ari the
+    adjusted Rand index, vi the variation of information (nats, lower is
+    better); each with its standard error over scenes. A file may have any number of
+    scenes: they are read and worked off in chunks.
+
+    [bold]Examples[/bold]
+
+      [cyan]capsules evaluate scenes.npz --method ransac[/cyan]
+      [cyan]capsules evaluate scenes.npz --preset paper --restarts 10 --limit 100[/cyan]
+      [cyan]capsules evaluate scenes.npz --method exact --json -[/cyan]
+    """
+    from capsules.files.scenes import SceneFile, whole_file
+    from models.errors import InputError
+
+    if limit is not None and limit < 1:
+        raise InputError(f"the limit must be 1 or more, got {limit}; leave it out for all scenes")
+    keep_compiled_code()
+    from capsules.batch import Job, Work
+    from capsules.methods import check_options
+
+    names = shape_names(shapes)
+    objects = None if shapes == PAPER_SHAPES else tuple(names)
+    options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    job = Job(method, seed, options, devices)
+    check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap
+    with SceneFile(file) as scenes:
+        if not scenes.has_truth:
+            raise InputError(
+                f"{file} has no `object`, so there is no truth to compare with; `capsules infer` "
+                "takes scenes without it"
+            )
+        work = Work(job, scenes, out, chunk=chunk, limit=limit, fresh=fresh)
+        scale.say_what_is_kept(work, work.share())
+        with Stopwatch() as watch:
+            numbers = measure(_results(work, watch))
+        work.finish()
+    numbers = {"method": method, "prior": prior, "preset": preset} | numbers
+    numbers["seconds_per_scene"] = watch.seconds / watch.scenes if watch.scenes else None
+    if json_file is not None and str(json_file) != "-":
+        with whole_file(json_file) as written:
+            written.write((json.dumps(numbers, indent=2) + "\n").encode())
+    if str(json_file) == "-":
+        sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
+    else:
+        _print(numbers)
+
+
+def measure(results: Iterable["Result"]) -> dict[str, Any]:
+    """Means, standard errors and bootstrap intervals of results for scenes with a truth.
+
+    Of each result only the numbers of its scenes are kept: eight metrics and the bound.
+    """
+    import numpy as np
+
+    from inference.diagnostics.metrics import METRICS, PROTOCOLS, score, summarise
+
+    kept: dict[str, list[np.ndarray]] = defaultdict(list)
+    for result in results:
+        for protocol, scores in score(result).items():
+            for name, values in scores.items():
+                kept[f"{protocol} {name}"].append(values)
+        for name in ("converged", "elbo", "log_evidence"):
+            if getattr(result, name) is not None:
+                kept[name].append(getattr(result, name))
+    all_scenes = {name: np.concatenate(values) for name, values in kept.items()}
+    count = len(all_scenes["converged"])
+    found = {p: {m: summarise(all_scenes[f"{p} {m}"]) for m in METRICS} for p in PROTOCOLS}
+    numbers: dict[str, Any] = {"scenes": count}
+    for protocol, metrics in found.items():
+        numbers[protocol] = {name: summary.mean for name, summary in metrics.items()}
+    spread: dict[str, Any] = {"standard_error": 1, "interval": slice(2, 4)}
+    for key, fields in spread.items():
+        numbers[key] = {
+            protocol: {
+                name: None if count == 1 else summary[fields]  # of one scene there is none
+                for name, summary in metrics.items()
+            }
+            for protocol, metrics in found.items()
+        }
+    for name in ("elbo", "log_evidence", "converged"):
+        if name in all_scenes:
+            numbers[name] = float(np.mean(all_scenes[name]))
+    return numbers
+
+
+def _results(work: "Work", watch: Stopwatch) -> Iterator["Result"]:
+    """The answers of all chunks, computed or read, with a bar on the terminal."""
+    with scale.progress_of_scenes(len(work.numbers)) as report:
+        for chunk in work.share():
+            progress = report(work, chunk)
+            if work.is_done(chunk):
+                yield work.load(chunk)
+                progress(1, 1)
+            else:
+                yield watch.time(partial(work.run, chunk, progress))
+
+
+def _print(numbers: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from inference.diagnostics.metrics import METRICS, PROTOCOLS
+
+    title = f"{numbers['method']} on {numbers['scenes']} scenes"
+    table = Table("protocol", *METRICS, title=title, box=box.SIMPLE_HEAD)
+    for protocol in PROTOCOLS:
+        means, errors = numbers[protocol], numbers["standard_error"][protocol]
+        table.add_row(
+            protocol,
+            *(
+                f"{means[n]:.3f}" + ("" if errors[n] is None else f" ± {errors[n]:.3f}")
+                for n in METRICS
+            ),
+        )
+    console = Console()
+    console.print(table)
+    for name, what in (("elbo", "ELBO"), ("log_evidence", "log evidence")):
+        if name in numbers:
+            console.print(f"mean {what} {numbers[name]:.3f} nats", highlight=False)
+    if numbers["seconds_per_scene"] is not None:
+        milliseconds = 1e3 * numbers["seconds_per_scene"]
+        console.print(f"{milliseconds:.3g} ms a scene, compilation apart", highlight=False)

@@ -1,0 +1,102 @@
+"""`capsules faces demo`, and the part of `capsules reproduce` that is about faces."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsules.commands.shared import (
+    check_picture_format,
+    keep_compiled_code,
+    progress_of_blocks,
+    say_what_is_there,
+)
+
+if TYPE_CHECKING:
+    from capsules.faces.experiment import FaceStudy
+
+app = typer.Typer(no_args_is_help=True)
+
+Images = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Part images: masks/PART.png and GROUP/PART_VARIANT.png, 224 x 224 pixels.",
+        show_default="drawn by seed",
+    ),
+]
+
+
+@app.command()
+def demo(
+    num_faces: Annotated[int, typer.Option("--faces", help="How many faces.")] = 4,
+    occluded: Annotated[
+        bool, typer.Option("--occluded", help="Let faces hide each other and leave the canvas.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the scene and of random starts.")] = 0,
+    images: Images = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The picture to write: .png, .pdf or .svg.")
+    ] = Path("faces.png"),
+) -> None:
+    """Infer the faces of one scene and draw them: the scene, VI and RANSAC side by side.
+
+    [bold]Examples[/bold]
+
+      [cyan]capsules faces demo[/cyan]
+      [cyan]capsules faces demo --faces 3 --occluded --seed 4 --out occluded.png[/cyan]
+    """
+    from capsules.files.scenes import whole_file
+
+    check_picture_format(out)
+    with whole_file(out) as file:  # opened before the work: a bad path is found out at once
+        keep_compiled_code()
+        from capsules.faces.experiment import METHODS, explain, measure, open_study
+        from capsules.faces.report import plot_faces
+
+        study = open_study(images)
+        scenes = study.scenes(1, num_faces, seed, occluded)
+        explained = explain(study, scenes, seed)
+        numbers = measure(study, scenes, explained)
+        for name, label in METHODS.items():
+            right = numbers.get(f"right_{name}", numbers["right_ransac"])[0]
+            print(
+                f"{label:26} assignment {'right' if right else 'wrong'}, RMSE of the scene "
+                f"{numbers[f'scene_{name}'][0]:.4f}, of the appearance "
+                f"{numbers[f'appearance_{name}'][0]:.3f}"
+            )
+        figure = plot_faces(study, scenes, explained)
+        figure.savefig(file, dpi=110, format=out.suffix[1:].lower())
+    print(f"The picture is in {out}.")
+
+
+@app.callback()
+def faces() -> None:
+    """Scenes of faces: parts with a place, a size, a direction and an appearance."""
+
+
+def reproduce_faces(
+    study: "FaceStudy", drawn: bool, num_scenes: int, more: bool, seed: int, out: Path, fresh: bool
+) -> None:
+    """Make the tables of the faces experiment.
+
+    Args:
+        drawn: whether the images of the study are the artist's.
+        more: scenes of up to 10 faces.
+        out: a folder that is there.
+    """
+    from capsules.faces.experiment import CELLS, MORE_CELLS, blocks_of, run_blocks
+    from capsules.faces.report import write_report
+
+    cells = CELLS + MORE_CELLS if more else CELLS
+    blocks = blocks_of(study, cells, num_scenes, seed, out / "blocks" / "faces")
+    there = [block.file for block in blocks if block.file.exists()]
+    if fresh:
+        for path in there:
+            path.unlink()
+        there = []
+    say_what_is_there(len(there))
+    with progress_of_blocks() as report:
+        numbers = run_blocks(study, blocks, seed, report)
+    for path in write_report(numbers, study, out, drawn):
+        print(f"Wrote {path}.")

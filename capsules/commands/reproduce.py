@@ -1,0 +1,155 @@
+"""`capsules reproduce`: the tables of the paper."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsules.commands.faces import Images, reproduce_faces
+from capsules.commands.scale import Fresh
+from capsules.commands.shared import keep_compiled_code, progress_of_blocks, say_what_is_there
+
+ALL_METHODS = "gmm,ds,ransac,exact"
+CHUNK = 64
+
+
+class Study(StrEnum):
+    """What can be reproduced."""
+
+    table1 = "table1"
+    beta = "beta"
+    mask = "mask"
+    faces = "faces"
+    all = "all"
+
+
+def reproduce(
+    study: Annotated[
+        Study,
+        typer.Argument(
+            help="The main table, the study of the initial beta, its tables with the ground-truth "
+            "mask, the faces experiment, or all of them."
+        ),
+    ],
+    scenes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Take the scenes from constellations_0.00.npz, _0.10.npz and _0.25.npz in this "
+            "folder.",
+            show_default="drawn by seed",
+        ),
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            help="Draws of each noise level, or scenes of each number of faces.",
+            show_default="512, faces: 250",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the scenes and of random starts.")] = 0,
+    methods: Annotated[
+        str, typer.Option(metavar="NAMES", help="The methods to run; faces have their own.")
+    ] = ALL_METHODS,
+    images: Images = None,
+    more: Annotated[
+        bool, typer.Option("--more", help="Scenes of up to 10 faces; the paper has 5.")
+    ] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write to.")] = Path(
+        "results"
+    ),
+    chunk: Annotated[
+        int, typer.Option(help="Scenes between two files; does not change the numbers.")
+    ] = CHUNK,
+    fresh: Fresh = False,
+) -> None:
+    """Make the tables of the paper: its numbers, and ours beside them.
+
+    Each cell has the paper's number, ours under the settings of the paper's
+    text, and ours under our defaults. Faces are drawn ones, not the paper's
+    photographs, which are not ours to ship. The tables are printed and written
+    to DIR as Markdown, CSV and a figure. What was computed is kept there: the
+    same command goes on after an interruption and ends in the same numbers.
+
+    [bold]Examples[/bold]
+
+      [cyan]capsules reproduce table1[/cyan]
+      [cyan]capsules reproduce all --scenes published/ --out results[/cyan]
+      [cyan]capsules reproduce beta --methods ds --draws 100[/cyan]
+      [cyan]capsules reproduce faces --more[/cyan]
+    """
+    from models.errors import InputError
+
+    if chunk < 1:
+        raise InputError(f"a chunk wants at least one scene, got {chunk}; try {CHUNK}")
+    if study is Study.faces and (scenes, methods, chunk) != (None, ALL_METHODS, CHUNK):
+        raise InputError(
+            "--scenes, --methods and --chunk are options of the constellations, but the study is "
+            "faces; leave them out"
+        )
+    if study not in (Study.faces, Study.all) and (images, more) != (None, False):
+        raise InputError(
+            f"--images and --more are options of faces, but the study is {study}; leave them out"
+        )
+    if draws is not None and draws < 1:
+        raise InputError(f"wanted at least one draw, got {draws}; try 250")
+    keep_compiled_code()
+    with_faces = study in (Study.faces, Study.all)
+    if with_faces:  # read before the work: bad images are found out at once
+        from capsules.faces.experiment import open_study
+
+        faces = open_study(images)
+    try:
+        if study is not Study.faces:
+            _constellations(study, scenes, draws or 512, seed, methods, out, chunk, fresh)
+        if with_faces:
+            _make(out)
+            reproduce_faces(faces, images is None, draws or 250, more, seed, out, fresh)
+    except KeyboardInterrupt:
+        print(f"What was computed is kept in {out / 'blocks'}; the same command goes on there.")
+        raise
+
+
+def _constellations(
+    study: Study,
+    scenes: Path | None,
+    draws: int,
+    seed: int,
+    methods: str,
+    out: Path,
+    chunk: int,
+    fresh: bool,
+) -> None:
+    from capsules.experiments import constellations
+    from capsules.experiments.tables import write_tables
+    from capsules.methods import METHODS
+    from models.errors import InputError
+
+    names = [name.strip() for name in methods.split(",")]
+    if unknown := [name for name in names if name not in METHODS]:
+        raise InputError(f"there is no method {unknown[0]!r}; give some of {', '.join(METHODS)}")
+    cells = constellations.study_cells(study, names)
+    if not cells:
+        raise InputError(f"{study} is a study of ds and gmm, but got {methods}; name one of them")
+    tests = constellations.scene_sets(scenes, draws, seed)
+    _make(out)
+    store = constellations.Store(out / "blocks", tests, seed)
+    if fresh:
+        store.forget(cells)
+    say_what_is_there(sum(len(store.load(cell)) for cell in cells))
+    with progress_of_blocks() as report:
+        numbers = dict(constellations.run_cells(cells, store, chunk, report))
+    for path in write_tables(study, numbers, tests, out):
+        print(f"Wrote {path}.")
+
+
+def _make(folder: Path) -> None:
+    from models.errors import InputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder} ({error.strerror}); choose another --out"
+        ) from error

@@ -1,0 +1,132 @@
+"""What several commands share. Heavy imports wait until a command runs."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from inference.result import Result
+
+PICTURE_FORMATS = (".png", ".pdf", ".svg")
+PAPER_SHAPES = "square,triangle,square"
+
+COMPILATION = "/jax/core/compile/"
+"""What JAX calls the durations of tracing, lowering and compiling."""
+
+
+def shape_names(shapes: str) -> list[str]:
+    from models.errors import InputError
+    from models.templates import SHAPES
+
+    names = [name.strip() for name in shapes.split(",")]
+    if unknown := [name for name in names if name not in SHAPES]:
+        raise InputError(
+            f"there is no shape {unknown[0]!r}; give some of {', '.join(SHAPES)}, with commas "
+            f"between them, as in {PAPER_SHAPES}"
+        )
+    return names
+
+
+def show_seconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def keep_compiled_code() -> None:
+    """Switch on JAX's persistent compilation cache, unless there is one or none can be written."""
+    import jax
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(base).expanduser() / "generative-capsules" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def check_picture_format(path: Path) -> None:
+    from models.errors import InputError
+
+    if path.suffix.lower() not in PICTURE_FORMATS:
+        raise InputError(
+            f"the picture {path} should end in {', '.join(PICTURE_FORMATS)}, which says its "
+            f"format, but ends in {path.suffix!r}; try demo.png"
+        )
+
+
+def say_what_is_there(blocks: int) -> None:
+    """Tell that an earlier run has left some blocks of scenes."""
+    if blocks:
+        print(f"Resuming: {blocks} blocks of scenes are there from an earlier run.", flush=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator["Progress"]:
+    """On a terminal, a bar with the count and the time that is left; elsewhere nothing."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    quiet = not console.is_terminal
+    with Progress(*columns, *times, console=console, transient=True, disable=quiet) as bar:
+        yield bar
+
+
+@contextmanager
+def progress_of_blocks() -> Iterator[Callable[[Any, int, int], None]]:
+    """A bar on the terminal; call it with the cell (its `name`), blocks done, and blocks in all."""
+    with progress_bar() as bar:
+        task = bar.add_task("blocks of scenes", total=None)
+
+        def report(cell: Any, done: int, total: int) -> None:
+            bar.update(task, description=cell.name, completed=done, total=total)
+
+        yield report
+
+
+class Stopwatch:
+    """Seconds of what was computed, less those that JAX spent compiling."""
+
+    def __init__(self) -> None:
+        self.seconds, self.scenes, self._compiling = 0.0, 0, 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        import jax
+
+        jax.monitoring.register_event_duration_secs_listener(self._compiled)
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        import jax
+
+        jax.monitoring.unregister_event_duration_listener(self._compiled)
+
+    def time(self, compute: Callable[[], "Result"]) -> "Result":
+        """Call it and count its time."""
+        began, compiling = time.perf_counter(), self._compiling
+        result = compute()
+        self.seconds += max(time.perf_counter() - began - (self._compiling - compiling), 0.0)
+        self.scenes += len(result)
+        return result
+
+    def _compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event.startswith(COMPILATION):
+            self._compiling += duration_secs

@@ -1,0 +1,1 @@
+"""The constellations experiment of the paper: its scenes, runs and tables."""

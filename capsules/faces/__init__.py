@@ -1,0 +1,1 @@
+"""The faces experiment: drawn part images, their appearance model, scenes and report."""

@@ -1,0 +1,271 @@
+"""The faces experiment: scenes of drawn faces, explained by coordinate ascent and by RANSAC.
+
+A cell is a number of faces, apart from each other or occluded. It is worked off in blocks of scenes
+that are written to files as they are done, so an experiment that was killed goes on where it
+stopped and ends in the same numbers.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from capsules.faces.appearance import Appearance, fit_appearance, split_faces
+from capsules.faces.artist import draw_images
+from capsules.faces.images import FaceImages, load_images
+from capsules.faces.rendering import render, render_poses, scene_rmse
+from capsules.faces.scenes import FaceScenes, sample_face_scenes
+from capsules.files.scenes import whole_file
+from inference import cavi, ransac
+from inference.diagnostics.metrics import same_partition
+from inference.result import Result
+from models.faces import GEOMETRIC, faces_program
+from models.program.reading import Program
+
+BLOCK = 50
+"""Scenes that are worked off, and written to a file, at a time."""
+
+RESTARTS = 4
+"""Of coordinate ascent on a scene; the paper has 5."""
+
+RANSAC_OPTIONS: dict[str, Any] = {
+    "features": GEOMETRIC,
+    "tolerance": 0.05,
+    "cover": "sequential",
+    "fewest_points": 1,
+}
+
+VERSION = 5
+"""To be raised where a change of the code makes stored numbers stale."""
+
+METHODS = {
+    "vi": "VI",
+    "ransac": "RANSAC, one part",
+    "draw": "RANSAC, one part, a draw",
+    "refit": "RANSAC, refitted",
+}
+"""What is compared: the appearance of a face from all its parts by VI; from the posterior of a
+single part, its mean or a draw; and from all parts that RANSAC matched."""
+
+
+@dataclass(frozen=True, eq=False)
+class FaceStudy:
+    """Part images, the appearance model fitted to them, and the faces that scenes are made of."""
+
+    images: FaceImages
+    appearance: Appearance
+    faces: Int[np.ndarray, "test 6"]
+    programs: dict[int, Program] = field(default_factory=dict)
+
+    def program(self, num_faces: int) -> Program:
+        """One program for each number of faces, always the same: methods compile once for each."""
+        if num_faces not in self.programs:
+            self.programs[num_faces] = faces_program(
+                self.appearance.factors, self.images.centres, num_faces
+            )
+        return self.programs[num_faces]
+
+    def scenes(
+        self,
+        num_scenes: int,
+        num_faces: int,
+        seed: int = 0,
+        occluded: bool = False,
+        first: int = 0,
+    ) -> FaceScenes:
+        """Scenes of the test faces (`capsules.faces.scenes.sample_face_scenes`)."""
+        options: dict[str, Any] = {"occluded": occluded, "first": first}
+        tables = self.appearance.tables(self.images)
+        return sample_face_scenes(
+            self.images, tables, self.faces, num_scenes, num_faces, seed, **options
+        )
+
+
+def open_study(folder: Path | None = None, seed: int = 0) -> FaceStudy:
+    """Part images of a folder, or drawn ones, and the model fitted to their training faces."""
+    images = draw_images(seed) if folder is None else load_images(folder)
+    return FaceStudy(images, fit_appearance(images, seed), split_faces(images, seed).test)
+
+
+class Explained(NamedTuple):
+    """What the methods make of a batch of scenes."""
+
+    results: dict[str, Result]
+    poses: dict[str, Float[np.ndarray, "scenes K p"]]
+    """For each of `METHODS` the pose of each true face, as far as its points were found."""
+
+
+def explain(
+    study: FaceStudy, scenes: FaceScenes, seed: int = 0, restarts: int = RESTARTS
+) -> Explained:
+    """Run every method on a batch of scenes.
+
+    One part fixes the pose of a face, so a face may have one part only, for VI and RANSAC alike.
+    """
+    program = study.program(scenes.poses.shape[1])
+    single, refitted = (
+        ransac.run(program, scenes.scene, seed, refit=refit, **RANSAC_OPTIONS)
+        for refit in (False, True)
+    )
+    results = {
+        "vi": cavi.run(program, scenes.scene, seed, restarts=restarts, fewest_points=1),
+        "ransac": single,
+        "refit": refitted,
+    }
+    poses = {name: poses_of_faces(result, scenes) for name, result in results.items()}
+    poses["draw"] = poses_of_faces(single, scenes, np.random.default_rng([seed, 1]))
+    return Explained(results, poses)
+
+
+def poses_of_faces(
+    result: Result, scenes: FaceScenes, rng: np.random.Generator | None = None
+) -> Float[np.ndarray, "scenes K p"]:
+    """The pose, its mean or a draw, of the object that has most points of each true face.
+
+    Faces are exchangeable, so an object is known by its points only.
+    """
+    num_objects = result.pose_mean.shape[1]
+    truth = np.asarray(scenes.scene.object)
+    together = np.eye(num_objects)[truth] * (truth >= 0)[..., None]
+    shared = np.swapaxes(together, 1, 2) @ np.eye(num_objects)[result.object]
+    index = (np.arange(len(truth))[:, None], shared.argmax(axis=2))
+    mean = result.pose_mean[index]
+    if rng is None:
+        return mean
+    root = np.linalg.cholesky(result.pose_covariance[index])
+    drawn = mean + np.einsum("skpq,skq->skp", root, rng.normal(size=mean.shape))
+    return np.concatenate([mean[..., :GEOMETRIC], drawn[..., GEOMETRIC:]], axis=-1)
+
+
+def appearance_rmse(
+    study: FaceStudy, scenes: FaceScenes, poses: Float[np.ndarray, "scenes K p"]
+) -> Float[np.ndarray, " scenes"]:
+    """Of the scores that poses predict of each observed part against the observed ones."""
+    factors, scene = study.appearance.factors, scenes.scene
+    predicted = poses[..., GEOMETRIC:] @ factors.loadings.T + factors.mean
+    squares, count = np.zeros((2, len(poses)))
+    rows = np.arange(len(poses))[:, None]
+    for t, own in enumerate(factors.slices):
+        size = factors.part_dims[t]
+        seen = scene.present & (scene.point_type == t)
+        residual = (
+            scene.points[..., GEOMETRIC : GEOMETRIC + size] - predicted[rows, scene.object, own]
+        )
+        squares += np.sum(residual**2 * seen[..., None], axis=(1, 2))
+        count += size * seen.sum(axis=1)
+    return np.sqrt(squares / count)
+
+
+def measure(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> dict[str, np.ndarray]:
+    """For each scene: whether the assignment is right, and the errors of each method.
+
+    Points only meet parts of their type, so an assignment is right where the partition into faces
+    is. `scene_` errors are over the whole canvas, `mask_` ones over what faces cover in truth.
+    """
+    truth = np.asarray(scenes.scene.object)
+    numbers = {
+        f"right_{name}": same_partition(truth, result.object).astype(float)
+        for name, result in explained.results.items()
+    }
+    for name, poses in explained.poses.items():
+        numbers[f"appearance_{name}"] = appearance_rmse(study, scenes, poses)
+        numbers[f"scene_{name}"], numbers[f"mask_{name}"] = np.zeros((2, len(poses)))
+    for i in range(len(truth)):
+        wanted, cover = true_scene(study, scenes, i)
+        for name, poses in explained.poses.items():
+            drawn = render_poses(study.images, study.appearance, poses[i])
+            numbers[f"scene_{name}"][i] = scene_rmse(wanted, drawn)
+            numbers[f"mask_{name}"][i] = scene_rmse(wanted, drawn, cover)
+    return numbers
+
+
+def true_scene(
+    study: FaceStudy, scenes: FaceScenes, index: int
+) -> tuple[Float[np.ndarray, "224 224"], Float[np.ndarray, "224 224"]]:
+    """The scene as it was drawn, and what faces cover of it."""
+    images = [study.images.compose(face[0], face[1:]) for face in scenes.faces[index]]
+    return render(images, study.images.mask, scenes.poses[index])
+
+
+class Cell(NamedTuple):
+    """Scenes with so many faces."""
+
+    num_faces: int
+    occluded: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_faces} faces" + (", occluded" if self.occluded else "")
+
+
+CELLS = (Cell(2), Cell(3), Cell(4), Cell(5), Cell(3, occluded=True))
+MORE_CELLS = tuple(Cell(number) for number in range(6, 11))
+"""Beyond the paper."""
+
+
+class Block(NamedTuple):
+    """Some scenes of a cell, and the file for their numbers."""
+
+    cell: Cell
+    first: int
+    size: int
+    file: Path
+
+
+def blocks_of(
+    study: FaceStudy, cells: Sequence[Cell], num_scenes: int, seed: int, folder: Path
+) -> list[Block]:
+    """All that is to be done. A file's name has a digest of what its numbers depend on."""
+    blocks = []
+    for cell in cells:
+        name = cell.name.replace(", ", "-").replace(" ", "-")
+        for first in range(0, num_scenes, BLOCK):
+            size = min(BLOCK, num_scenes - first)
+            factors = study.appearance.factors.num_factors
+            depends = (VERSION, study.images.fingerprint, factors, seed, RESTARTS, BLOCK, size)
+            digest = hashlib.sha256(repr(depends).encode()).hexdigest()[:12]
+            blocks.append(Block(cell, first, size, folder / f"{name}-{first:05d}-{digest}.npz"))
+    return blocks
+
+
+def run_blocks(
+    study: FaceStudy,
+    blocks: Sequence[Block],
+    seed: int,
+    progress: Callable[[Cell, int, int], None] | None = None,
+) -> dict[Cell, dict[str, np.ndarray]]:
+    """The numbers of every scene of every cell, from the files of blocks where they are there.
+
+    Args:
+        progress: called with the cell, the blocks done, and the blocks there are.
+    """
+    numbers: dict[Cell, list[dict[str, np.ndarray]]] = {}
+    for done, block in enumerate(blocks):
+        if progress is not None:
+            progress(block.cell, done, len(blocks))
+        numbers.setdefault(block.cell, []).append(_numbers(study, block, seed))
+    return {
+        cell: {name: np.concatenate([one[name] for one in some]) for name in some[0]}
+        for cell, some in numbers.items()
+    }
+
+
+def _numbers(study: FaceStudy, block: Block, seed: int) -> dict[str, np.ndarray]:
+    """The numbers of a block, read or computed and written."""
+    if block.file.exists():
+        with np.load(block.file, allow_pickle=False) as stored:
+            return dict(stored)
+    cell, size = block.cell, block.size
+    scenes = study.scenes(size, cell.num_faces, seed, cell.occluded, block.first)
+    scenes = scenes.take(np.resize(np.arange(size), BLOCK))  # one compiled shape for all blocks
+    key = int(np.random.SeedSequence([seed, block.first]).generate_state(1)[0])
+    numbers = measure(study, scenes, explain(study, scenes, key))
+    numbers = {name: values[:size] for name, values in numbers.items()}
+    block.file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(block.file) as opened:
+        np.savez(opened, allow_pickle=False, **numbers)
+    return numbers

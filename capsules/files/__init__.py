@@ -1,0 +1,1 @@
+"""Files of scenes and points."""

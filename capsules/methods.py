@@ -1,0 +1,282 @@
+"""The methods by name, on the constellations program: what the command line offers.
+
+Each takes the program itself. A new method is one line in `METHODS`, a new prior one in `PRIORS`.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from inference import cavi, exact, gibbs, nuts, ransac, svi
+from inference.result import Result
+from inference.variational import published
+from models.constellation import (
+    PARTS,
+    constellation,
+    presence_constellation,
+    published_mixture,
+    sized_constellation,
+)
+from models.errors import InputError
+from models.program.reading import Program
+from models.program.witness import LARGEST
+from models.scenes import Scene, check_scene
+from models.templates import SHAPES, Parts, shapes, stack
+
+MatchPrior = Literal["doubly_stochastic", "permutation", "mixture"]
+Progress = Callable[[int, int], None]
+"""Called with (done, in all) now and then."""
+
+
+class Method(NamedTuple):
+    """How a method is run, and on which variant of the program."""
+
+    run: Callable[..., Result]
+    """Of the program, the scene, the seed, whom to tell the progress, and options by name."""
+    match_prior: MatchPrior
+    options: frozenset[str] = frozenset()
+    """Names of the options that it takes."""
+
+
+def _coordinate_ascent(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    return cavi.run(program, scene, seed, progress=progress, **options)
+
+
+def _published(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    return published.run(program, scene, seed, progress=progress, **options)
+
+
+def _ransac(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    return ransac.run(program, scene, seed, progress=progress, **options)
+
+
+def _exact(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    return exact.run(program, scene, progress=progress)
+
+
+def _svi(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
+    return svi.run(program, scene, seed, restarts=8, particles=4, progress=progress)
+
+
+_FIRST_LOOK: dict[str, Any] = {"num_warmup": 100, "num_draws": 100}
+
+
+def _nuts(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    return nuts.run(program, scene, seed, progress=progress, **_FIRST_LOOK | options)
+
+
+def _gibbs(
+    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+) -> Result:
+    budget = _FIRST_LOOK | {"rungs": 12}
+    return gibbs.run(program, scene, seed, progress=progress, **budget | options)
+
+
+MAX_PARTS = 512
+"""Parts of all objects of the command line's programs together."""
+
+FARTHEST, NEAREST = 1e4, 1e-6
+"""Coordinates that scenes may have, at most and as the largest of all; the model thinks of 1."""
+
+_ASCENT = frozenset(
+    {"restarts", "confirmations", "start", "projection", "schedule", "fewest_points", "devices"}
+)
+_RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover", "devices"})
+_CHAINS = frozenset({"num_chains", "num_warmup", "num_draws", "rungs", "start"})
+
+METHODS: dict[str, Method] = {
+    "ds": Method(_coordinate_ascent, "doubly_stochastic", _ASCENT),
+    "gmm": Method(_coordinate_ascent, "mixture", _ASCENT),
+    "ransac": Method(_ransac, "doubly_stochastic", _RANSAC),
+    "exact": Method(_exact, "doubly_stochastic"),
+    "svi": Method(_svi, "doubly_stochastic"),
+    "nuts": Method(_nuts, "doubly_stochastic", _CHAINS),
+    "gibbs": Method(_gibbs, "doubly_stochastic", _CHAINS),
+}
+"""Budgets of the sampling methods are those of a first look, unless options say otherwise."""
+
+PRIORS: dict[str, Callable[..., Any]] = {
+    "uniform": constellation,
+    "presence": presence_constellation,
+    "sized": sized_constellation,
+}
+"""The program of each prior over matches; it takes `parts` and `precision`."""
+
+_WITH_PRESENCE = ("ds", "exact", "nuts", "gibbs")
+"""Methods that take a program which leaves open which objects are present."""
+
+
+class Preset(NamedTuple):
+    """Options of a method, and its program and its way to run where they are not the usual ones."""
+
+    options: dict[str, Any]
+    program: Callable[..., Any] | None = None
+    method: Method | None = None
+
+
+_PUBLISHED = Method(_published, "doubly_stochastic", frozenset({"restarts"}))
+
+_PAPER: dict[str, Any] = {"start": "uniform", "restarts": 5, "confirmations": None}
+
+PRESETS: dict[str, dict[str, Preset]] = {
+    "default": {},
+    "paper": {
+        "ds": Preset(_PAPER),
+        "gmm": Preset(_PAPER),
+        "ransac": Preset(ransac.PUBLISHED),
+    },
+    "published": {
+        "ds": Preset({}, method=_PUBLISHED),
+        "gmm": Preset(cavi.PUBLISHED_GMM, published_mixture),
+        "ransac": Preset(ransac.PUBLISHED),
+    },
+}
+"""Settings by name: ours, those of the paper's text, and those of the code published with it."""
+
+
+def program_of(
+    method: str,
+    objects: Sequence[str] | None = None,
+    precision: float | None = None,
+    prior: str = "uniform",
+    preset: str = "default",
+) -> Program:
+    """The constellations program as a method runs it.
+
+    Args:
+        method: a name in `METHODS`.
+        objects: shapes to make the templates of; by default the program's own templates.
+        precision: of the noise; by default the program's own.
+        prior: a name in `PRIORS`.
+        preset: a name in `PRESETS`.
+    """
+    for value, what, known in (
+        (method, "method", METHODS),
+        (prior, "prior", PRIORS),
+        (preset, "preset", PRESETS),
+    ):
+        if value not in known:
+            raise InputError(f"there is no {what} {value!r}; choose from {', '.join(known)}")
+    if prior != "uniform" and (method not in _WITH_PRESENCE or preset != "default"):
+        raise InputError(
+            f"the prior {prior!r} is for the methods {', '.join(_WITH_PRESENCE)} with the "
+            f"preset 'default', got {method!r} with {preset!r}; choose one of those, or the prior "
+            "'uniform'"
+        )
+    return _program(method, None if objects is None else tuple(objects), precision, prior, preset)
+
+
+def methods_for(prior: str) -> tuple[str, ...]:
+    """Names of the methods that take a prior."""
+    return tuple(METHODS) if prior == "uniform" else _WITH_PRESENCE
+
+
+@functools.cache
+def templates(objects: tuple[str, ...] | None = None) -> Parts:
+    """Templates of the named shapes, or the program's own."""
+    num_parts = 0 if objects is None else sum(len(SHAPES[name]) for name in objects)
+    if num_parts > MAX_PARTS:
+        raise InputError(
+            f"the shapes have {num_parts:,} parts in all, more than the {MAX_PARTS:,} that are "
+            f"taken: a match of them is {8 * num_parts**2 / 2**30:,.1f} GiB for each run of each "
+            "scene; cut the scene into smaller ones"
+        )
+    return PARTS if objects is None else stack(shapes(*objects))
+
+
+def infer(
+    method: str,
+    scene: Scene,
+    seed: int = 0,
+    *,
+    objects: Sequence[str] | None = None,
+    precision: float | None = None,
+    prior: str = "uniform",
+    preset: str = "default",
+    progress: Progress | None = None,
+    **options: Any,
+) -> Result:
+    """Run a method by its name on one scene or a batch.
+
+    The first arguments are as in `program_of`; `options` are those of the method, such as
+    `restarts`, and go before what the preset says.
+    """
+    given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    program = check_options(method, seed, preset=preset, **given, **options)
+    parts = templates(None if objects is None else tuple(objects))
+    scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
+    settings = PRESETS[preset].get(method, Preset({})).options | options
+    return _method(method, preset).run(program, scene, seed, progress, **settings)
+
+
+def _method(method: str, preset: str) -> Method:
+    return PRESETS[preset].get(method, Preset({})).method or METHODS[method]
+
+
+def check_options(
+    method: str,
+    seed: int,
+    *,
+    objects: Sequence[str] | None = None,
+    precision: float | None = None,
+    prior: str = "uniform",
+    preset: str = "default",
+    **options: Any,
+) -> Program:
+    """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
+    if seed < 0:
+        raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
+    if seed >= 1 << 63:
+        raise InputError(f"the seed must be less than 2^63, got {seed}; try 0")
+    if precision is not None and precision > LARGEST:
+        raise InputError(
+            f"the precision must be at most {LARGEST:g}, got {precision}; it is one over the "
+            "variance of a point, 1e4 by default"
+        )
+    program = program_of(method, objects, precision, prior, preset)
+    if unknown := set(options) - _method(method, preset).options:
+        preset = "" if preset == "default" else f" under the preset {preset!r}"
+        raise InputError(
+            f"the method {method}{preset} has no option {min(unknown)!r}; leave it out, or choose "
+            "a method that has it"
+        )
+    return program
+
+
+def _check_scale(scene: Scene) -> Scene:
+    """The scene, unless its units are none that the templates and priors could be meant for."""
+    largest = float(np.abs(scene.points).max())
+    if largest > FARTHEST or 0 < largest < NEAREST:
+        raise InputError(
+            f"the largest coordinate is {largest:.3g}, but objects of the model have sizes and "
+            f"places of about 1, and noise of about 0.01; scale the points to about -1 to 1 (at "
+            f"most {FARTHEST:g}, and not all below {NEAREST:g})"
+        )
+    return scene
+
+
+@functools.lru_cache(maxsize=32)  # a method compiles once for each program, told apart by identity
+def _program(
+    method: str,
+    objects: tuple[str, ...] | None,
+    precision: float | None,
+    prior: str,
+    preset: str,
+) -> Program:
+    own = PRESETS[preset].get(method, Preset({})).program
+    given: dict[str, Any] = {"parts": templates(objects)}
+    if own is None and prior == "uniform":
+        given["match_prior"] = METHODS[method].match_prior
+    if precision is not None:
+        given["precision"] = precision
+    return functools.partial(own or PRIORS[prior], **given)

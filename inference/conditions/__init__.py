@@ -1,0 +1,1 @@
+"""Sites that are summed over: sets of present objects, and the search among them."""

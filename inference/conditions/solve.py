@@ -1,0 +1,488 @@
+"""Conditions: latent sites, given which a program is linear and Gaussian.
+
+Finite discrete ones (which objects are present, of which kind they are) are summed over: the
+evidence of a scene is the sum of the evidences at their values, and a sum of lower bounds is a
+lower bound. Continuous scalars (a precision, a scale of the poses, a visibility) are integrated
+over by quadrature (`inference.conditions.quadrature`). Values that differ only in which of several
+objects that are alike has which are solved once.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+from numpyro.distributions import Distribution, biject_to
+
+from inference.conditions.combine import average, mix
+from inference.conditions.problem import Problem, read_problem
+from inference.conditions.quadrature import Lattice
+from inference.result import Result, join_results
+from models.errors import ConjugacyError, InputError
+from models.program.batches import Open, Reading
+from models.program.reading import FACTORS, Conjugate, Program, described
+from models.scenes import Scene
+
+MAX_VALUES = 4096
+"""Joint values of the discrete conditions that are listed at most."""
+
+MAX_INTEGRATED = 2
+"""Continuous conditions that are integrated over at most."""
+
+NUM_SETS = 4
+"""Most probable values of a discrete condition that are reported."""
+
+_RUNS = 1 << 15  # problems that are solved together
+_PRIOR_DRAWS = 255
+
+Solve = Callable[[Problem], Result]
+"""A method with its settings; its result has a value for each scene of a problem."""
+
+Search = Callable[..., Result]
+"""What solves scenes whose discrete conditions have too many values to list."""
+
+
+class Conditions(NamedTuple):
+    """What a program leaves open."""
+
+    values: dict[str, np.ndarray]
+    """Joint values of the discrete sites, (values, ...) each."""
+    continuous: dict[str, Distribution]
+
+    @property
+    def num_values(self) -> int:
+        return len(next(iter(self.values.values()))) if self.values else 1
+
+    def given(
+        self, value: Int[np.ndarray, " runs"], node: Float[np.ndarray, "runs axes"]
+    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " runs"]]:
+        """Values of all sites for some runs, and the log Jacobian of the continuous ones."""
+        sites = {name: x[value] for name, x in self.values.items()}
+        log_jacobian = np.zeros(len(value))
+        for (name, prior), u in zip(self.continuous.items(), node.T, strict=True):
+            transform = biject_to(prior.support)
+            x = transform(jnp.asarray(u))
+            log_jacobian += np.asarray(transform.log_abs_det_jacobian(jnp.asarray(u), x))
+            sites[name] = np.asarray(x)
+        return sites, log_jacobian
+
+
+class Runs(NamedTuple):
+    """Problems that were solved: a scene at some value of its conditions."""
+
+    result: Result
+    scene: Int[np.ndarray, " runs"]
+    value: Int[np.ndarray, " runs"]
+    """The number of the discrete conditions' joint value."""
+    node: Float[np.ndarray, "runs axes"]
+    """Unconstrained values of the continuous conditions."""
+    log_weight: Float[np.ndarray, " runs"]
+    """Evidence or ELBO, with the prior of the conditions, of all values that it stands for."""
+
+
+def solve(
+    program: Program,
+    scenes: Scene,
+    method: Solve,
+    *,
+    factors: frozenset[str] = FACTORS,
+    or_bound: bool = False,
+    tolerance: float = 1e-7,
+    search: Search | None = None,
+    max_values: int = MAX_VALUES,
+) -> Result:
+    """Solve each scene of a batch, summed over the conditions that its program leaves open.
+
+    Match probabilities and pose moments are those of the mixture over conditions. `details` has
+    for each discrete site, under its name, the probability that each of its entries is positive,
+    and under `<name>_sets` its most probable values with their probabilities; for each continuous
+    site its posterior mean; and under `conditions` all values of the run of the largest weight.
+
+    Args:
+        method: solves a problem that leaves no condition open.
+        factors: sites that the method has a factor for.
+        or_bound: whether the method takes a bound for a normaliser that is out of reach.
+        tolerance: of the log of an integral over continuous conditions.
+        search: solves scenes whose discrete conditions have more than `max_values` joint values.
+    """
+    found = read_problem(program, scenes, factors=factors, or_bound=or_bound)
+    if isinstance(found, Problem):
+        refuse_impossible(found.scenes, ~np.isneginf(found.log_constant))
+        return method(found)
+    if search is not None and _count(found) > max_values:
+        return search(program, scenes, method, found)
+    conditions = list_conditions(found)
+    read = _Reader(program, factors, or_bound)
+    at_a_time = max(1, _RUNS // (conditions.num_values * 64 ** len(conditions.continuous)))
+    results = []
+    for start in range(0, len(scenes.points), at_a_time):
+        some = scenes.take(slice(start, start + at_a_time))
+        whole = _integrated if conditions.continuous else _summed
+        results.append(whole(read, some, method, conditions, tolerance))
+    return join_results(results)
+
+
+class _Reader(NamedTuple):
+    """How a program is read."""
+
+    program: Program
+    factors: frozenset[str]
+    or_bound: bool
+
+    def __call__(self, scenes: Scene, given: Mapping[str, np.ndarray]) -> Problem:
+        problem = read_problem(
+            self.program, scenes, given, factors=self.factors, or_bound=self.or_bound
+        )
+        if not isinstance(problem, Problem):
+            name, prior = next(iter(problem.items()))
+            raise ConjugacyError(
+                name, f"{described(prior)} beside further conditions", "sites that are always there"
+            )
+        return problem._replace(is_conditional=True)
+
+
+def list_conditions(left_open: Open) -> Conditions:
+    """The conditions with all joint values of discrete ones, or a sentence about what is too much.
+
+    Of each entry the last value comes first: all objects present, say.
+    """
+    discrete = {name: fn for name, fn in left_open.items() if _is_discrete(name, fn)}
+    continuous = {name: fn for name, fn in left_open.items() if name not in discrete}
+    for name, prior in continuous.items():
+        if prior.shape() != ():
+            raise ConjugacyError(
+                name,
+                f"a further latent site, {described(prior)}",
+                "further sites to be discrete or scalars",
+            )
+    if len(continuous) > MAX_INTEGRATED:
+        raise ConjugacyError(
+            list(continuous)[MAX_INTEGRATED],
+            f"{len(continuous)} continuous sites to be integrated over ({', '.join(continuous)})",
+            f"at most {MAX_INTEGRATED}",
+        )
+    if _count(left_open) > MAX_VALUES:
+        raise InputError(
+            f"the discrete sites {', '.join(discrete)} have {_count(left_open):,} joint values, "
+            f"more than the limit of {MAX_VALUES:,}; use fewer, or, for a site that says which "
+            "objects are present, the method ds, which searches among them"
+        )
+    states = [_states(fn) for fn in discrete.values()]
+    sizes = [math.prod(fn.shape()) for fn in discrete.values()]
+    entries = [list(x)[::-1] for x, size in zip(states, sizes, strict=True) for _ in range(size)]
+    table = np.array(list(itertools.product(*entries))) if entries else np.zeros((1, 0))
+    columns = np.split(table, np.cumsum(sizes)[:-1], axis=1) if sizes else []
+    values = {
+        name: column.reshape(-1, *fn.shape()).astype(own.dtype)
+        for (name, fn), column, own in zip(discrete.items(), columns, states, strict=True)
+    }
+    return Conditions(values, continuous)
+
+
+def _is_discrete(name: str, prior: Distribution) -> bool:
+    if prior.support is None or not prior.support.is_discrete:
+        return False
+    if not prior.has_enumerate_support or prior.event_shape:
+        raise ConjugacyError(
+            name, f"{described(prior)}, which has no finite list of values", "a finite one"
+        )
+    return True
+
+
+def _states(prior: Distribution) -> np.ndarray:
+    """The values that an entry of a discrete site can have."""
+    return np.asarray(prior.enumerate_support(expand=False)).ravel()
+
+
+def _count(left_open: Open) -> int:
+    discrete = (fn for name, fn in left_open.items() if _is_discrete(name, fn))
+    return math.prod(len(_states(fn)) ** math.prod(fn.shape()) for fn in discrete)
+
+
+def refuse_impossible(scenes: Scene, possible: np.ndarray) -> None:
+    """Say so if some scenes cannot be explained at all."""
+    if not possible.all():
+        size = int(scenes.present.sum(axis=1)[~possible][0])
+        raise InputError(
+            f"no match explains a scene of {size} points under this program, whatever values its "
+            "discrete sites have; give its parts a visibility below 1, or use a program with a "
+            "uniform match prior"
+        )
+
+
+# --- discrete conditions ------------------------------------------------------------------------
+
+
+def _summed(
+    read: _Reader, scenes: Scene, method: Solve, conditions: Conditions, tolerance: float
+) -> Result:
+    count = len(scenes.points)
+    runs, alike = _solve_at(
+        read, scenes, method, conditions, np.arange(count), np.zeros((count, 0))
+    )
+    return mixed(runs, scenes, conditions, alike)
+
+
+def _solve_at(
+    read: _Reader,
+    scenes: Scene,
+    method: Solve,
+    conditions: Conditions,
+    scene: Int[np.ndarray, " nodes"],
+    node: Float[np.ndarray, "nodes axes"],
+) -> tuple[Runs, Float[np.ndarray, "K K"]]:
+    """Solve some scenes, each at a node and at every value of its discrete conditions.
+
+    Also returns the matrix that averages over objects that are alike.
+    """
+    count = conditions.num_values
+    value = np.tile(np.arange(count), len(scene))
+    scene, node = np.repeat(scene, count), np.repeat(node, count, axis=0)
+    given, log_jacobian = conditions.given(value, node)
+    problem = read(scenes.take(scene), given)
+    template = _alike(problem.reading, conditions, count)
+    chosen, ways = _classes(conditions, template)
+    possible = np.isfinite(problem.log_constant) & np.isin(value, chosen)
+    explained = np.isin(np.arange(len(scenes.points)), scene[possible])
+    refuse_impossible(scenes, explained | ~np.isin(np.arange(len(scenes.points)), scene))
+    which = np.flatnonzero(possible)
+    result = method(problem.take(which))
+    log_weight = result.log_value + np.log(ways[value[which]]) + log_jacobian[which]
+    runs = Runs(result, scene[which], value[which], node[which], log_weight)
+    same = (template[:, None] == template).astype(float)
+    return runs, same / same.sum(axis=0)
+
+
+def _alike(reading: Reading, conditions: Conditions, count: int) -> Int[np.ndarray, " K"]:
+    """For each object the first one whose swap with it changes nothing but names.
+
+    Where it does, values that are swapped along with the objects have the same pieces, swapped.
+    """
+    template = np.array(reading.skeleton.alike)
+    num_objects = len(template)
+    if not conditions.values:
+        return np.arange(num_objects)
+    # Objects whose pieces depend on the conditions are told apart by `skeleton`: compare again.
+    owner = np.array(reading.skeleton.owner)
+    parts = reading.skeleton.parts
+    varying = jax.tree.map(np.asarray, reading.model)
+    result = np.arange(num_objects)
+    for k in range(num_objects):
+        for first in range(k):
+            if result[first] != first or len(parts[first]) != len(parts[k]):
+                continue
+            order = np.arange(num_objects)
+            order[[first, k]] = k, first
+            columns = np.arange(len(owner))
+            columns[parts[first]], columns[parts[k]] = parts[k], parts[first]
+            if _swap_is_a_symmetry(varying, reading.varies, conditions, count, order, columns):
+                result[k] = first
+                break
+    return result
+
+
+def _swap_is_a_symmetry(
+    model: Conjugate,
+    varies: Conjugate,
+    conditions: Conditions,
+    count: int,
+    order: Int[np.ndarray, " K"],
+    columns: Int[np.ndarray, " N"],
+) -> bool:
+    swapped = _swapped_values(conditions, order)
+    if swapped is None:
+        return False
+    of_runs = (np.arange(model.points.shape[-1]) // count) * count
+    runs = of_runs + np.tile(swapped, len(of_runs) // count)
+
+    def unchanged(x: np.ndarray, flag: bool, axis: int, places: np.ndarray) -> bool:
+        moved = np.take(x, places, axis=axis)
+        return np.allclose(moved[..., runs] if flag else moved, x, rtol=1e-12, atol=0.0)
+
+    pairs = [(model.pose_mean, varies.pose_mean), (model.pose_covariance, varies.pose_covariance)]
+    fields = [
+        (x, flag)
+        for name, x, flag in zip(model.parts._fields, model.parts, varies.parts, strict=True)
+        if name != "owner"
+    ]
+    constant = model.log_constant[runs] if varies.log_constant else model.log_constant
+    with np.errstate(invalid="ignore"):
+        return (
+            all(unchanged(x, flag, 0, order) for x, flag in pairs)
+            and all(unchanged(x, flag, 0, columns) for x, flag in fields)
+            and unchanged(model.match_logits, varies.match_logits, 1, columns)
+            and np.allclose(constant, model.log_constant, rtol=1e-12)
+        )
+
+
+def _swapped_values(
+    conditions: Conditions, order: Int[np.ndarray, " K"]
+) -> Int[np.ndarray, " values"] | None:
+    """For each joint value the number of the one with two objects swapped."""
+    flat, moved = [], []
+    for x in conditions.values.values():
+        of_objects = x.ndim > 1 and x.shape[1] == len(order)
+        flat.append(x.reshape(len(x), -1))
+        moved.append((x[:, order] if of_objects else x).reshape(len(x), -1))
+    number = {row.tobytes(): i for i, row in enumerate(np.concatenate(flat, axis=1))}
+    places = [number.get(row.tobytes()) for row in np.concatenate(moved, axis=1)]
+    return None if None in places else np.array(places)
+
+
+def _classes(
+    conditions: Conditions, template: Int[np.ndarray, " K"]
+) -> tuple[Int[np.ndarray, " classes"], Int[np.ndarray, " values"]]:
+    """The first value of each class of those that are swaps of each other, and how many each is."""
+    count, size = conditions.num_values, len(template)
+    of_objects = [x for x in conditions.values.values() if x.ndim > 1 and x.shape[1] == size]
+    of_scene = [x for x in conditions.values.values() if not (x.ndim > 1 and x.shape[1] == size)]
+    known: dict[Any, list[int]] = {}
+    for i in range(count):
+        state = [tuple(np.ravel(x[i, k]).tolist() for x in of_objects) for k in range(size)]
+        by_object = sorted(
+            (int(kind), *map(tuple, own)) for kind, own in zip(template, state, strict=True)
+        )
+        shared = tuple(tuple(np.ravel(x[i]).tolist()) for x in of_scene)
+        known.setdefault((tuple(by_object), shared), []).append(i)
+    chosen = np.array([places[0] for places in known.values()])
+    ways = np.ones(count, int)
+    ways[chosen] = [len(places) for places in known.values()]
+    return chosen, ways
+
+
+# --- continuous conditions ----------------------------------------------------------------------
+
+
+def _integrated(
+    read: _Reader, scenes: Scene, method: Solve, conditions: Conditions, tolerance: float
+) -> Result:
+    """Integrate over the continuous conditions of each scene, on a lattice of its own."""
+    ranges = [_range(prior) for prior in conditions.continuous.values()]
+    lattices = [Lattice(ranges, tolerance) for _ in scenes.points]
+    collected: list[Runs] = []
+    alike = np.eye(1)
+    while True:
+        wanted = [lattice.wanted() for lattice in lattices]
+        scene = np.repeat(np.arange(len(lattices)), [len(nodes) for nodes in wanted])
+        if not len(scene):
+            break
+        _refuse_endless(lattices, conditions)
+        node = np.concatenate(
+            [lattice.place(nodes) for lattice, nodes in zip(lattices, wanted, strict=True)]
+        )
+        runs, alike = _solve_at(read, scenes, method, conditions, scene, node)
+        collected.append(runs)
+        value = _by_node(runs, scene, node)
+        ends = np.cumsum([len(nodes) for nodes in wanted])[:-1]
+        for lattice, nodes, own in zip(lattices, wanted, np.split(value, ends), strict=True):
+            lattice.learn(nodes, own.tolist())
+    _refuse_endless(lattices, conditions)
+    columns = [np.concatenate(x) for x in list(zip(*collected, strict=True))[1:]]
+    runs = Runs(join_results([runs.result for runs in collected]), *columns)
+    cell = np.array([lattice.log_cell for lattice in lattices])
+    result = mixed(
+        runs._replace(log_weight=runs.log_weight + cell[runs.scene]), scenes, conditions, alike
+    )
+    stable = np.array([lattice.stable for lattice in lattices])
+    return replace(result, converged=result.converged & stable)
+
+
+def _by_node(
+    runs: Runs, scene: Int[np.ndarray, " nodes"], node: Float[np.ndarray, "nodes axes"]
+) -> Float[np.ndarray, " nodes"]:
+    """Log of the integrand at each node, summed over discrete conditions."""
+    number = {row.tobytes(): i for i, row in enumerate(np.c_[scene, node])}
+    place = np.array([number[row.tobytes()] for row in np.c_[runs.scene, runs.node]], int)
+    value = np.full(len(scene), -np.inf)
+    np.logaddexp.at(value, place, runs.log_weight)
+    return value
+
+
+def _range(prior: Distribution) -> tuple[float, float]:
+    """Where the prior expects an unconstrained value, to begin the search with."""
+    leaves = jax.tree.leaves(prior)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):  # it depends on the scene
+        return -4.0, 4.0
+    draws = prior.sample(jax.random.key(0), (_PRIOR_DRAWS,))
+    u = np.asarray(biject_to(prior.support).inv(draws))
+    u = u[np.isfinite(u)]
+    return (float(u.min()), float(u.max())) if len(u) else (-4.0, 4.0)
+
+
+def _refuse_endless(lattices: list[Lattice], conditions: Conditions) -> None:
+    if any(lattice.endless for lattice in lattices):
+        names = " and ".join(repr(name) for name in conditions.continuous)
+        raise InputError(
+            f"site {names}: its posterior never falls off, so it cannot be integrated over; the "
+            "points may be explained perfectly, with a density that grows without end as the "
+            "noise vanishes: choose a prior that forbids that, or fix the site"
+        )
+
+
+# --- the mixture over conditions ----------------------------------------------------------------
+
+
+def mixed(
+    runs: Runs, scenes: Scene, conditions: Conditions, alike: Float[np.ndarray, "K K"]
+) -> Result:
+    """The runs of each scene as one result, each by its weight."""
+    result, weight = mix(runs.result, scenes, runs.scene, runs.log_weight)
+    num_scenes = len(scenes.points)
+    is_exact = result.log_evidence is not None
+    even = alike if is_exact else np.eye(len(alike))
+    given, _ = conditions.given(runs.value, runs.node)
+    details: dict[str, Any] = {}
+    best = np.array([_best_run(runs.scene, weight, s) for s in range(num_scenes)])
+    for name, x in given.items():
+        if name in conditions.continuous:
+            details[name] = average(x, runs.scene, weight, num_scenes)
+            continue
+        positive = average((x > 0).astype(float), runs.scene, weight, num_scenes)
+        of_objects = x.ndim == 2 and x.shape[1] == len(even)
+        details[name] = positive @ even if of_objects else positive
+        details[f"{name}_sets"] = [
+            ranked(x[runs.scene == s], weight[runs.scene == s]) for s in range(num_scenes)
+        ]
+    details["conditions"] = [{name: x[i] for name, x in given.items()} for i in best]
+    return replace(evened(result, even) if is_exact else result, details=result.details | details)
+
+
+def _best_run(scene: Int[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"], s: int) -> int:
+    own = np.flatnonzero(scene == s)
+    return int(own[weight[own].argmax()])
+
+
+def evened(result: Result, even: Float[np.ndarray, "K K"]) -> Result:
+    """The same result averaged over objects that are alike."""
+    mean = even @ result.pose_mean
+    outer = result.pose_mean[..., :, None] * result.pose_mean[..., None, :]
+    second = np.einsum("jk,skpq->sjpq", even, result.pose_covariance + outer)
+    return replace(
+        result,
+        match_probs=result.match_probs @ _of_parts(even, result.owner),
+        pose_mean=mean,
+        pose_covariance=second - mean[..., :, None] * mean[..., None, :],
+    )
+
+
+def _of_parts(
+    even: Float[np.ndarray, "K K"], owner: Int[np.ndarray, " N"]
+) -> Float[np.ndarray, "N N"]:
+    """The same average over parts: those in the same place of objects that are alike."""
+    place = np.array([np.sum(owner[:n] == owner[n]) for n in range(len(owner))])
+    return even[np.ix_(owner, owner)] * (place[:, None] == place)
+
+
+def ranked(
+    values: np.ndarray, weight: Float[np.ndarray, " runs"]
+) -> list[tuple[np.ndarray, float]]:
+    """The values of largest weight in all, with it."""
+    distinct, place = np.unique(values, axis=0, return_inverse=True)
+    total = np.bincount(place.ravel(), weights=weight, minlength=len(distinct))
+    order = np.argsort(-total, kind="stable")[:NUM_SETS]
+    return [(distinct[i], float(total[i])) for i in order]

@@ -1,0 +1,98 @@
+"""Simulation-based calibration: is a method right on average over scenes of its own program?
+
+Poses are drawn from the prior, a scene is drawn with them, and the method infers it. If its draws
+are from the posterior, the true pose is one more such draw, so its rank among them is uniform. A q
+that is too narrow puts the truth at the ends too often, one that is too wide in the middle.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy.stats import chisquare
+
+from inference.diagnostics.posterior_draws import draws_of
+from inference.posterior import symmetry
+from inference.posterior.densities import as_key, flat, prior_draws, replicate
+from inference.posterior.relabel import frame_of, relabel, rename
+from inference.result import Result
+from models.errors import InputError
+from models.program.reading import Program
+from models.scenes import Scene
+
+Method = Callable[[Program, Scene, int], Result]
+"""For example `cavi.run`, `nuts.run`, or a partial of one."""
+
+
+class Calibration(NamedTuple):
+    """Ranks of the true poses, 0 to `num_draws`, uniform if the method is calibrated."""
+
+    ranks: Int[np.ndarray, "scenes K p"]
+    num_draws: int
+
+    def p_values(self, bins: int = 10) -> Float[np.ndarray, "K p"]:
+        """Of a chi-square test that the ranks of each pose dimension are uniform.
+
+        A rank is spread evenly over its own bin of 1 / (draws + 1), so bins of any number fit.
+        """
+        edges = np.linspace(0, self.num_draws + 1, bins + 1)
+        expected = len(self.ranks) / bins
+        covered = np.clip(edges[1:] - self.ranks[..., None], 0, 1) - np.clip(
+            edges[:-1] - self.ranks[..., None], 0, 1
+        )
+        return chisquare(covered.sum(axis=0), expected, axis=-1).pvalue
+
+
+def calibrate(
+    program: Program,
+    method: Method,
+    present: Bool[np.ndarray, " N"],
+    num_features: int = 2,
+    *,
+    key: Array | int = 0,
+    num_scenes: int = 100,
+    num_draws: int = 99,
+    together: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Ranks of true poses among the draws of a method, over scenes drawn from the program.
+
+    Truth and draws are first brought into one frame, found from the scene by the method itself:
+    without that a q in one of many equal modes would fail for its choice of names alone.
+
+    Args:
+        program: whose priors do not look at the points.
+        method: a function of program, scene and seed.
+        present: which rows of a scene are points.
+        num_features: of a point.
+        num_draws: with which each truth is ranked; those of a sampler are thinned to so many.
+        together: give the method all scenes at once, as a batch, where it takes one (`cavi.run`,
+            `svi.run`); much quicker.
+    """
+    present = np.asarray(present)
+    if present.ndim != 1 or not present.any():
+        raise InputError(
+            f"wanted which rows of a scene are points, with at least one, got {present.tolist()}; "
+            "try np.ones(N, bool)"
+        )
+    prior_key, points_key, draws_key = jax.random.split(as_key(key), 3)
+    blank = Scene(np.zeros((len(present), num_features)), present)
+    truths = prior_draws(program, blank, prior_key, num_scenes)
+    points = replicate(program, blank, truths, points_key)
+    group = symmetry.find(program, blank)
+    ranks = []
+    if together:
+        every = method(program, Scene(points, np.tile(present, (num_scenes, 1))), 0)
+    for i in range(num_scenes):
+        result = every.take(i) if together else method(program, Scene(points[i], present), i)
+        drawn = draws_of(program, result, jax.random.fold_in(draws_key, i), num_draws, 1)
+        frame = frame_of(program, result)
+        poses = flat(relabel(group, frame, drawn))["pose"]
+        poses = poses[np.linspace(0, len(poses) - 1, num_draws).round().astype(int)]
+        truth = rename(group, frame, truths["pose"][[i]]).pose
+        ranks.append((poses < truth).sum(axis=0))
+        if progress is not None:
+            progress(i + 1, num_scenes)
+    return Calibration(np.stack(ranks), num_draws)

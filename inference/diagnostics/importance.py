@@ -1,0 +1,275 @@
+"""Trust in a variational result: importance weights of q against the program, match summed out.
+
+The proposal is q(Y), averaged over the symmetries of the program. That matters: the evidence is a
+sum over all copies of a mode, and a q that sits in one of them would put it log(copies) too low
+with no sign of it in the weights. Modes that are no copies of each other need a q each: a batch of
+local optima (`local_optima`) is taken as a mixture, and for the evidence the matches around them
+(`inference.diagnostics.neighbours`) are added to it, since weights cannot tell of a mode that q
+never visits.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.distributions import biject_to
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+
+from inference.diagnostics.neighbours import neighbouring_frames
+from inference.diagnostics.posterior_draws import draws_of
+from inference.posterior import symmetry
+from inference.posterior.densities import as_key, flat, latent_supports, log_joint
+from inference.posterior.poses import is_site
+from inference.posterior.relabel import Frame
+from inference.posterior.symmetry import Symmetry
+from inference.result import Result
+from inference.variational import cavi
+from models.errors import InputError
+from models.program.reading import Program
+from models.scenes import Scene
+
+GOOD_K = 0.7
+"""Pareto k below which importance weights can be relied on."""
+
+
+class Trust(NamedTuple):
+    """What importance weights say of a result."""
+
+    pareto_k: float
+    """Tail of the weights: below 0.7 the proposal is close enough to the posterior, above 1 the
+    mean of the weights may not even exist. The larger of that of q and that of the evidence."""
+    log_evidence: float
+    standard_error: float
+    """Of the log evidence, in nats."""
+    effective_draws: float
+    """Independent draws of the posterior that the weighted ones are worth."""
+    log_weights: Float[np.ndarray, " draws"]
+    covered: float | None = None
+    """The share of the evidence that weights of q alone find, small where q misses modes; None
+    where modes were not searched for."""
+
+    @property
+    def status(self) -> str:
+        """One sentence on whether to believe it."""
+        verdict = "can be relied on" if self.pareto_k < GOOD_K else "cannot be relied on"
+        covered = "" if self.covered is None else f", of which q covers {self.covered:.0%}"
+        return (
+            f"Pareto k {self.pareto_k:.2f}, so the weights {verdict}; log evidence "
+            f"{self.log_evidence:.3f} +- {self.standard_error:.3f}{covered}"
+        )
+
+
+def importance(
+    program: Program,
+    result: Result,
+    key: Array | int = 0,
+    num_draws: int = 2000,
+    *,
+    search: bool = True,
+) -> Trust:
+    """Weigh draws of q by the density of the program.
+
+    k is blind to a mode that q never visits: a small k says that q is close to the posterior where
+    q is, not that there is nothing elsewhere. So the evidence is estimated by a mixture of q and of
+    the Normals of the matches that a search from q finds, and `covered` is the share of q in it.
+
+    Args:
+        result: of a variational method, for one scene; or `local_optima` of one.
+        search: False estimates the evidence by q alone, which is then that of q's own modes.
+    """
+    fit_key, draw_key, search_key, again_key = jax.random.split(as_key(key), 4)
+    scene = result.scene.take(0) if result.is_batch else result.scene
+
+    def weighed(proposal: Proposal, key: Array) -> Trust:
+        draws, log_q = proposal.draw(key, num_draws)
+        return weigh(log_joint(program, scene, draws) - log_q)
+
+    proposal = Proposal.fit(program, result, fit_key)
+    alone = weighed(proposal, draw_key)
+    if not search:
+        return alone
+    frames = neighbouring_frames(program, result, proposal.others.middle, search_key)
+    whole = weighed(proposal.joined(program, scene, frames), again_key)
+    return alone._replace(
+        pareto_k=max(alone.pareto_k, whole.pareto_k),
+        log_evidence=whole.log_evidence,
+        standard_error=whole.standard_error,
+        covered=float(np.exp(alone.log_evidence - whole.log_evidence)),
+    )
+
+
+def local_optima(
+    program: Program, scene: Scene, key: Array | int = 0, restarts: int = 256
+) -> Result:
+    """Where coordinate ascent ends from each of many starts: one scene of a batch for each."""
+    copies = scene.batch().take(np.zeros(restarts, int))
+    return cavi.run(program, copies, key, restarts=1)
+
+
+def weigh(log_weights: Float[np.ndarray, " draws"]) -> Trust:
+    """Pareto k, evidence and effective draws of some log weights."""
+    import arviz as az  # slow to import, and the commands start without it
+
+    count = len(log_weights)
+    shifted = np.exp(log_weights - log_weights.max())
+    mean = shifted.mean()
+    _, pareto_k = az.psislw(log_weights.copy())
+    return Trust(
+        pareto_k=float(pareto_k),
+        log_evidence=float(logsumexp(log_weights) - np.log(count)),
+        standard_error=float(shifted.std(ddof=1) / mean / np.sqrt(count)),
+        effective_draws=float(shifted.sum() ** 2 / (shifted**2).sum()),
+        log_weights=log_weights,
+    )
+
+
+class Proposal(NamedTuple):
+    """A mixture of Normals for the poses, averaged over the symmetries; another for other sites."""
+
+    frames: tuple[Frame, ...]
+    weights: Float[np.ndarray, " frames"]
+    symmetry: Symmetry
+    others: "_Others"
+
+    @classmethod
+    def fit(cls, program: Program, result: Result, key: Array) -> "Proposal":
+        if result.elbo is None:
+            raise InputError(
+                f"importance weights want a variational result, got one of {result.method!r}; use "
+                "ds or svi, or compare the draws of this method with theirs"
+            )
+        best = result.take(int(np.argmax(result.elbo)))
+        if not is_site(program, best.scene):
+            raise InputError(
+                "importance weights require a latent site 'pose', but this program computes its "
+                "pose from other sites; compare the draws of svi with those of nuts instead"
+            )
+        group = symmetry.find(program, best.scene)
+        supports = latent_supports(program, best.scene)
+        drawn = flat(draws_of(program, best, key)) if supports else {}
+        others = _Others.fit(supports, drawn)
+        means = np.asarray(result.pose_mean).reshape(-1, *best.pose_mean.shape)
+        covariances = np.asarray(result.pose_covariance).reshape(-1, *best.pose_covariance.shape)
+        frames = [Frame(means[i], covariances[i]) for i in np.argsort(-np.atleast_1d(result.elbo))]
+        return cls((), np.zeros(0), group, others).joined(program, best.scene, frames)
+
+    def joined(self, program: Program, scene: Scene, more: Sequence[Frame]) -> "Proposal":
+        """With further Normals for the poses, each weighted by the evidence it stands for."""
+        frames = _different([*self.frames, *more], self.symmetry)
+        middle = {name: np.stack([x] * len(frames)) for name, x in self.others.middle.items()}
+        means = {"pose": np.stack([frame.mean for frame in frames])}
+        # How much of the evidence each of them stands for: p / q at its mean.
+        at_mean = log_joint(program, scene, middle | means)
+        log_q = [log_mean_density(f, self.symmetry, f.mean[None])[0] for f in frames]
+        weights = _defensive(at_mean - np.array(log_q))
+        return self._replace(frames=tuple(frames), weights=weights)
+
+    def draw(
+        self, key: Array, num_draws: int
+    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " draws"]]:
+        """Draws of all latent sites but the match, and their log density."""
+        which_key, pose_key, other_key = jax.random.split(key, 3)
+        uniform = (np.arange(num_draws) + float(jax.random.uniform(which_key))) / num_draws
+        which = np.minimum(np.searchsorted(np.cumsum(self.weights), uniform), len(self.frames) - 1)
+        mean = np.stack([frame.mean for frame in self.frames])[which]
+        factor = np.linalg.cholesky(np.stack([frame.covariance for frame in self.frames]))[which]
+        noise = np.asarray(jax.random.normal(pose_key, mean.shape))
+        # A draw from one copy of a mode is as good as from all: the density is that of all.
+        pose = mean + np.einsum("nkpq,nkq->nkp", factor, noise)
+        by_frame = [log_mean_density(frame, self.symmetry, pose) for frame in self.frames]
+        log_density = logsumexp(by_frame, b=self.weights[:, None], axis=0)
+        others, others_log_density = self.others.draw(other_key, num_draws)
+        return {"pose": pose} | others, log_density + others_log_density
+
+
+def log_mean_density(
+    frame: Frame, group: Symmetry, pose: Float[np.ndarray, "draws K p"]
+) -> Float[np.ndarray, " draws"]:
+    """Log of the mean, over the symmetry group, of the density of poses in a frame.
+
+    The sum over turns goes pair by pair, object as object; what is left to sum over are the
+    permutations of objects of one kind.
+    """
+    by_turn = {
+        (source, target): logsumexp(
+            [frame.log_density(target, turn(pose[:, source])) for turn in turns], axis=0
+        )
+        for (source, target), turns in group.turns.items()
+    }
+    kinds = [np.flatnonzero(group.kinds == kind).tolist() for kind in np.unique(group.kinds)]
+    log_density = np.full(len(pose), -np.log(group.order))
+    for members in kinds:
+        terms = [
+            sum(by_turn[pair] for pair in zip(members, targets, strict=True))
+            for targets in itertools.permutations(members)
+        ]
+        log_density += logsumexp(terms, axis=0)
+    return log_density
+
+
+def _different(frames: list[Frame], group: Symmetry) -> list[Frame]:
+    """Without those that repeat one before them, perhaps in other names."""
+    means = np.stack([frame.mean for frame in frames])
+    peaks = np.array([log_mean_density(frame, group, frame.mean[None])[0] for frame in frames])
+    left, kept = np.arange(len(frames)), []
+    while len(left):
+        first = frames[left[0]]
+        log_q = log_mean_density(first, group, means[left])
+        kept.append(first)
+        other_place = log_q[1:] < log_q[0] - 0.5
+        other_size = np.abs(peaks[left[1:]] - log_q[0]) > 0.5
+        left = left[1:][other_place | other_size]
+    return kept
+
+
+def _defensive(log_weights: Float[np.ndarray, " frames"]) -> Float[np.ndarray, " frames"]:
+    """Weights of a mixture, none of them so small that a wrong one could spoil the estimate."""
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    return 0.9 * weights + 0.1 / len(weights)
+
+
+class _Others(NamedTuple):
+    """A Normal over the latent sites other than poses and match, where they are unconstrained."""
+
+    supports: dict[str, Any]
+    mean: Float[np.ndarray, " q"]
+    covariance: Float[np.ndarray, "q q"]
+    middle: dict[str, np.ndarray]
+    """The median of each site."""
+
+    @classmethod
+    def fit(cls, supports: dict[str, Any], draws: Mapping[str, np.ndarray]) -> "_Others":
+        if not supports:
+            return cls({}, np.zeros(0), np.zeros((0, 0)), {})
+        free = [
+            np.asarray(biject_to(support).inv(jnp.asarray(draws[name])))
+            for name, (support, _) in supports.items()
+        ]
+        table = np.concatenate([x.reshape(len(x), -1) for x in free], axis=1)
+        middle = {name: np.median(draws[name], axis=0) for name in supports}
+        return cls(supports, table.mean(axis=0), np.atleast_2d(np.cov(table.T)), middle)
+
+    def draw(
+        self, key: Array, num_draws: int
+    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " draws"] | float]:
+        if not self.supports:
+            return {}, 0.0
+        normal = multivariate_normal(self.mean, self.covariance)
+        noise = np.asarray(jax.random.normal(key, (num_draws, len(self.mean))))
+        table = self.mean + noise @ np.linalg.cholesky(self.covariance).T
+        log_density, start, values = normal.logpdf(table), 0, {}
+        for name, (support, shape) in self.supports.items():
+            transform = biject_to(support)
+            free_shape = transform.inverse_shape(shape)
+            size = int(np.prod(free_shape))
+            free = jnp.asarray(table[:, start : start + size]).reshape(num_draws, *free_shape)
+            values[name] = np.asarray(transform(free))
+            jacobian = np.asarray(transform.log_abs_det_jacobian(free, values[name]))
+            log_density = log_density - jacobian.reshape(num_draws, -1).sum(axis=1)
+            start += size
+        return values, log_density

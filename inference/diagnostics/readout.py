@@ -1,0 +1,104 @@
+"""What a result says in words: which point is which part, and where each object is."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+
+from inference.exact.parses import poses_given
+from inference.result import Result
+from models.numerics.linalg import covariance_of
+from models.program.reading import Program, read
+
+_ANY_ANGLE = np.pi / np.sqrt(3)
+"""Standard deviation of an angle that is uniform on the circle."""
+
+
+class Similarity(NamedTuple):
+    """Where an object is, and the standard deviation of each number."""
+
+    translation: Float[np.ndarray, " 2"]
+    scale: float
+    angle: float
+    """In radians, clockwise when the y axis points up (see `models.geometry`)."""
+    translation_sd: Float[np.ndarray, " 2"]
+    scale_sd: float
+    angle_sd: float
+
+
+def is_averaged(result: Result) -> bool:
+    """Whether match probabilities and pose moments are averages over many matches.
+
+    Those of exact inference and of samplers are. A variational result settles on one match, or on
+    few that are much alike, even where it comes with draws.
+    """
+    return "best_match" in result.details or (result.draws is not None and result.elbo is None)
+
+
+def most_probable_match(result: Result) -> Int[np.ndarray, " N"]:
+    """The part of each row of a single scene, -1 for dummy rows and points without an object."""
+    present = np.asarray(result.scene.present)
+    if "best_match" in result.details:
+        match = np.asarray(result.details["best_match"])
+    elif is_averaged(result):
+        match = _most_frequent_match(result)
+    elif np.allclose(result.match_probs.sum(axis=0), 1.0, atol=1e-3):
+        log_probs = np.log(np.maximum(result.match_probs, 1e-300))
+        match = linear_sum_assignment(log_probs, maximize=True)[1]
+    else:  # a mixture, in which points may share a part
+        match = result.match_probs.argmax(axis=1)
+    return np.where(result.details.get("explained", present), match, -1)
+
+
+def _most_frequent_match(result: Result) -> Int[np.ndarray, " N"]:
+    """Of the draws that group the points as the result does, whatever they call the objects.
+
+    Match probabilities that are averaged over the turns of a square say nothing about which parts
+    go together; single draws do.
+    """
+    assert result.draws is not None
+    match = result.draws["match"].reshape(-1, result.draws["match"].shape[-1])
+    labels = np.where(result.scene.present, result.owner[match], -1)
+    together = result.object[:, None] == result.object
+    alike = (labels[:, :, None] == labels[:, None, :]) == together
+    distinct, counts = np.unique(match[alike.all(axis=(1, 2))], axis=0, return_counts=True)
+    return distinct[counts.argmax()]
+
+
+def poses_given_match(
+    program: Program, result: Result, match: Int[np.ndarray, " N"]
+) -> tuple[Float[np.ndarray, "K p"], Float[np.ndarray, "K p p"]]:
+    """Mean and covariance of the pose of each object where the match is known.
+
+    Methods that average over matches average over the turns of a square, too, and their mean pose
+    has no size; given the match it is the Normal of eqs. Lambda_k and mu_k.
+    """
+    model = read(program, result.scene)
+    mean, factor = poses_given(model, np.asarray(result.owner), np.asarray(match)[None])
+    covariance = covariance_of(factor)
+    return np.asarray(mean[..., 0].T), np.moveaxis(np.asarray(covariance[..., 0]), 2, 0)
+
+
+def similarity_of(
+    mean: Float[np.ndarray, " 4"], covariance: Float[np.ndarray, "4 4"]
+) -> Similarity:
+    """Translation, scale and angle of a pose (t_x, t_y, s cos a, s sin a).
+
+    The standard deviations are those of the linearised map (the delta method); that of an angle is
+    at most the one of an angle of which nothing is known.
+    """
+    cosine, sine = mean[2:]
+    scale = float(np.hypot(cosine, sine))
+    sd = np.sqrt(np.diag(covariance))
+    along = np.array([cosine, sine]) / scale if scale > 0 else np.array([1.0, 0.0])
+    across = np.array([-along[1], along[0]])
+    block = covariance[2:, 2:]
+    return Similarity(
+        translation=mean[:2],
+        scale=scale,
+        angle=float(np.arctan2(sine, cosine)),
+        translation_sd=sd[:2],
+        scale_sd=float(np.sqrt(along @ block @ along)),
+        angle_sd=min(float(np.sqrt(across @ block @ across)) / max(scale, 1e-300), _ANY_ANGLE),
+    )

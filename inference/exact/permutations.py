@@ -1,0 +1,355 @@
+"""The sum over all matches of a scene, an object's subset of points at a time.
+
+Given the match, poses integrate out in closed form and objects are independent. For each object
+and each subset of the points the marginal likelihoods of all placements on its parts are summed;
+the objects are then put together by dynamic programming over point sets, forwards for the evidence
+and backwards for the posterior probability of every placement, from which all marginals and
+moments follow. Scene axes last, as in `guides.meanfield`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from inference.exact.subsets import (
+    Level,
+    Placements,
+    fewest,
+    levels,
+    placements,
+    refuse_if_too_large,
+)
+from models.numerics.arrays import AnyArray
+from models.numerics.linalg import (
+    cholesky,
+    condition,
+    covariance_of,
+    innovations,
+    rounded_up,
+    total,
+)
+from models.program.batches import Skeleton
+from models.program.reading import Conjugate
+
+LOG_ZERO = -1e30
+"""The log of a weight of zero: finite, so that differences of two of them are no NaN."""
+
+
+class Plan(NamedTuple):
+    """What is fixed for a program and a number of points."""
+
+    parts: tuple[Int[np.ndarray, " n"], ...]
+    template: tuple[int, ...]
+    """For each object the first one with the same template and prior: they share their tables."""
+    placed: tuple[Placements, ...]
+    levels: tuple[Level, ...]
+    num_points: int
+
+    @property
+    def num_cells(self) -> int:
+        """Terms that are worked on at a time, for each scene."""
+        return max(placed.subset.size for placed in self.placed)
+
+    @property
+    def owner(self) -> Int[np.ndarray, " N"]:
+        """The object that each part belongs to."""
+        return np.repeat(np.arange(len(self.parts)), [len(p) for p in self.parts])[
+            np.argsort(np.concatenate(self.parts))
+        ]
+
+
+class Grid(NamedTuple):
+    """The log weight of every pair of rows of `Placements`, prior included.
+
+    The posterior mean of the pose given a placement is the prior mean plus what its two rows
+    contribute. What one row does depends also on which parts the other row meets, its pattern.
+    """
+
+    log_weight: Float[Array, "left right *scenes"]
+    left_mean: Float[Array, "left p right_patterns *scenes"]
+    right_mean: Float[Array, "left_patterns p right *scenes"]
+    covariance: Float[Array, "p p left_patterns right_patterns *scenes"]
+    prior_mean: Float[Array, "p *scenes"]
+
+
+class Tables(NamedTuple):
+    """The sums, for each object and for each level."""
+
+    grids: tuple[Grid, ...]
+    subsets: tuple[Float[Array, "subsets *scenes"], ...]
+    """Log of the summed weight of the placements of each subset."""
+    forward: tuple[Float[Array, "sets *scenes"], ...]
+    """Log of the sum over all ways to fill each point set with the first 0, 1, ..., K objects."""
+
+    @property
+    def evidence(self) -> Float[Array, "*scenes"]:
+        """Log of the sum over all matches of the points."""
+        return self.forward[-1][0]
+
+
+class Moments(NamedTuple):
+    """Posterior marginals and moments; the pose posterior is a mixture over matches."""
+
+    match_probs: Float[AnyArray, "M N *scenes"]
+    pose_mean: Float[AnyArray, "K p *scenes"]
+    pose_covariance: Float[AnyArray, "K p p *scenes"]
+
+
+def make_plan(skeleton: Skeleton, num_points: int) -> Plan:
+    """Lay out the sums."""
+    sizes = tuple(len(p) for p in skeleton.parts)
+    refuse_if_too_large(num_points, sizes)
+    return Plan(
+        parts=tuple(skeleton.parts),
+        template=skeleton.exchangeable,
+        placed=tuple(
+            placements(num_points, size, fewest(num_points, sizes, k))
+            for k, size in enumerate(sizes)
+        ),
+        levels=levels(num_points, sizes),
+        num_points=num_points,
+    )
+
+
+def sum_over_matches(model: Conjugate, plan: Plan) -> Tables:
+    """The forward pass; the points are the first rows of the model."""
+    grids: list[Grid] = []
+    subsets: list[Array] = []
+    for k, (first, placed) in enumerate(zip(plan.template, plan.placed, strict=True)):
+        if first < k:
+            grids.append(grids[first])
+            subsets.append(subsets[first])
+        else:
+            grids.append(object_grid(model, k, plan.parts[k], placed, plan.num_points))
+            subsets.append(log_sum((flat(grids[k]), placed.ways)))
+    forward = [jnp.zeros((1, *subsets[0].shape[1:]))]
+    for table, level in zip(subsets, plan.levels, strict=True):
+        forward.append(log_sum((table, level.subset_of_set), (forward[-1], level.rest_of_set)))
+    return Tables(tuple(grids), tuple(subsets), tuple(forward))
+
+
+def object_grid(
+    model: Conjugate, k: int, parts: Int[np.ndarray, " n"], placed: Placements, num_points: int
+) -> Grid:
+    """The marginal likelihood of every placement on the parts of object k, pose integrated out.
+
+    The features of the placed points are observed one after another, left half first. Feature i,
+    in units of its noise and relative to the prior mean, is r_i = (x - m - F mu_0) / sqrt(v), and
+
+        log p(x) = -1/2 sum_i (z_i^2 + 2 log s_i + log(2 pi v_i)),    z_i = (r_i - E r_i) / s_i,
+
+    where E r_i and s_i are its mean and standard deviation given the features before. Nothing
+    cancels, however precise the points are. The s_i depend only on which parts have a point. The
+    z_i of the right half are linear in its points and in the mean pose given the left half, so each
+    is a number of the left row plus a number of the right row.
+    """
+    score, residual = pair_terms(model, k, parts, num_points)
+    half = placed.left.shape[1]
+    design = part_design(model, parts)
+    prior_mean, prior_factor = model.pose_mean[k], cholesky(model.pose_covariance[k])
+    of_left, of_right = placed.left_pattern, placed.right_pattern
+
+    met = _by_feature(design[:half], placed.left_met)
+    left = condition(prior_factor[:, :, None], met)  # (..., left patterns, scenes)
+    met = _by_feature(design[half:], placed.right_met)[:, :, None]
+    both = condition(left.factor[:, :, :, None], met)  # (..., left, right patterns, scenes)
+
+    steps = jax.tree.map(lambda x: x[..., of_left, :], left)
+    start = jnp.zeros((len(prior_mean), 1, 1))
+    left_z, mean = innovations(steps, _placed(residual[:, :half], placed.left), start)
+    steps = jax.tree.map(lambda x: x[..., of_left, :, :], both)
+    from_left, left_mean = innovations(steps, jnp.zeros((len(met), 1, 1, 1)), mean[:, :, None])
+    steps = jax.tree.map(lambda x: x[..., of_right, :], both)
+    observed = _placed(residual[:, half:], placed.right)[:, None]
+    from_right, right_mean = innovations(steps, observed, start[..., None])
+
+    log_scale = jnp.log(left.deviation).sum(axis=0)[:, None] + jnp.log(both.deviation).sum(axis=0)
+    left_term = _over_parts(score[:, :half], placed.left) - 0.5 * (left_z**2).sum(axis=0)
+    left_term = left_term[:, None] - log_scale[of_left]
+    right_term = _over_parts(score[:, half:], placed.right)
+    from_left, left_mean = (jnp.moveaxis(x, 1, 0) for x in (from_left, left_mean))
+    from_right, right_mean = (jnp.moveaxis(x, 1, 0) for x in (from_right, right_mean))
+
+    def row(inputs: tuple[Array, Array, Array]) -> Float[Array, "right *scenes"]:
+        pattern, term, predicted = inputs
+        z = predicted[:, of_right] + from_right[pattern]
+        return term[of_right] + right_term - 0.5 * total(z**2, axis=0)
+
+    log_weight = jax.lax.map(row, (jnp.asarray(of_left), left_term, from_left))
+    covariance = covariance_of(both.factor)
+    return Grid(jnp.maximum(log_weight, LOG_ZERO), left_mean, right_mean, covariance, prior_mean)
+
+
+def part_design(model: Conjugate, parts: Int[np.ndarray, " n"]) -> Float[Array, "n d p *scenes"]:
+    """F of each part in units of its noise, zero where it lacks the feature."""
+    own = jax.tree.map(lambda x: x[parts], model.parts)
+    return own.F * (own.feature_mask / jnp.sqrt(own.variance))[:, :, None]
+
+
+def pair_terms(
+    model: Conjugate, k: int, parts: Int[np.ndarray, " n"], num_points: int
+) -> tuple[Float[Array, "M+1 n *scenes"], Float[Array, "M+1 n d *scenes"]]:
+    """Each point as each part of object k: its log weight but for the squares, and its residual.
+
+    The residual is from the part at the prior mean of the pose, in units of the noise. The last row
+    is for no point at all: a dummy row takes the part.
+    """
+    own = jax.tree.map(lambda x: x[parts], model.parts)
+    expected = own.offset + total(own.F * model.pose_mean[k], axis=2)
+    deviation = own.feature_mask / jnp.sqrt(own.variance)
+    residual = (model.points[:num_points, None] - expected) * deviation  # (M, n, d, scenes)
+    log_density = -0.5 * total(own.feature_mask * jnp.log(2 * jnp.pi * own.variance), axis=1)
+    score = model.match_logits[:num_points, parts] + log_density
+    score = jnp.broadcast_to(score, (*score.shape[:2], residual.shape[-1]))
+    if num_points < len(model.points):
+        unmet = model.match_logits[-1, parts]
+    else:  # no dummy rows: every part has a point
+        unmet = jnp.full((len(parts), 1), LOG_ZERO)
+    unmet = jnp.broadcast_to(unmet, score.shape[1:])[None]
+    score = jnp.maximum(jnp.concatenate([score, unmet]), LOG_ZERO)
+    return score, jnp.concatenate([residual, jnp.zeros_like(residual[:1])])
+
+
+def _by_feature(
+    design: Float[Array, "n d p *scenes"], met: Bool[np.ndarray, "patterns n"]
+) -> Float[Array, "n*d p patterns *scenes"]:
+    """The rows to condition on under each pattern: zeros for parts that have no point."""
+    rows = design[:, :, :, None] * met.T[:, None, None, :, None]
+    return rows.reshape(-1, *rows.shape[2:])
+
+
+def _placed(
+    residual: Float[Array, "M+1 n d *scenes"], rows: Int[np.ndarray, "rows n"]
+) -> Float[Array, "n*d rows *scenes"]:
+    """The numbers that each row of placements observes."""
+    num_parts, num_features = residual.shape[1:3]
+    chosen = [residual[rows[:, a], a, j] for a in range(num_parts) for j in range(num_features)]
+    return jnp.stack(chosen) if chosen else jnp.zeros((0, len(rows), residual.shape[-1]))
+
+
+def _over_parts(
+    values: Float[Array, "M+1 n *rest"], rows: Int[np.ndarray, "rows n"]
+) -> Float[Array, "rows *rest"]:
+    """The sum over parts of what the point on each contributes."""
+    start = jnp.zeros((len(rows), *values.shape[2:]))
+    return sum((values[rows[:, a], a] for a in range(rows.shape[1])), start)
+
+
+def moments(plan: Plan, tables: Tables) -> Moments:
+    """The backward pass: the posterior probability of every placement, and what follows from it."""
+    after = jnp.zeros((1, *tables.evidence.shape))  # log weight of what goes with each point set
+    by_object: dict[int, tuple[Array, Array, Array]] = {}
+    for k in reversed(range(len(plan.parts))):
+        level, table, before = plan.levels[k], tables.subsets[k], tables.forward[k]
+        if plan.template[k] == k:  # objects that are alike have the same marginals
+            others = log_sum((after, level.set_of_subset), (before, level.rest_of_subset))
+            by_object[k] = _object_moments(plan, k, tables.grids[k], others - tables.evidence)
+        after = log_sum((after, level.set_of_rest), (table, level.subset_of_rest))
+    columns, means, covariances = zip(*(by_object[first] for first in plan.template), strict=True)
+    order = np.argsort(np.concatenate(plan.parts))
+    return Moments(
+        jnp.concatenate(columns, axis=1)[:, order], jnp.stack(means), jnp.stack(covariances)
+    )
+
+
+def _object_moments(
+    plan: Plan, k: int, grid: Grid, outside: Float[Array, "subsets *scenes"]
+) -> tuple[Float[Array, "M n *scenes"], Float[Array, "p *scenes"], Float[Array, "p p *scenes"]]:
+    """Of one object, from the log weight of all that goes with each of its subsets.
+
+    One row of the grid after another. The covariance between placements is a sum of squares around
+    the posterior mean, because a difference of second moments may be indefinite.
+    """
+    placed = plan.placed[k]
+    of_right = placed.right_pattern
+    num_left, num_right = len(placed.left_met), len(placed.right_met)
+    outside = jnp.concatenate([outside, jnp.full_like(outside[:1], 2 * LOG_ZERO)])
+
+    def add_row(
+        right_probs: Array, inputs: tuple[Array, Array, Array]
+    ) -> tuple[Array, tuple[Array, Array]]:
+        pattern, subset, log_weight = inputs
+        probs = jnp.exp(log_weight + outside[subset])
+        by_pattern = jnp.stack([probs[of_right == r].sum(axis=0) for r in range(num_right)])
+        return right_probs.at[pattern].add(probs), (probs, by_pattern)
+
+    columns, scenes = grid.log_weight.shape[1:]
+    start = jnp.zeros((num_left, columns, scenes))
+    patterns = jnp.asarray(placed.left_pattern)
+    # Probabilities by left pattern and right row, of each pair of rows, and by left row and right
+    # pattern.
+    right_probs, (probs, left_probs) = jax.lax.scan(
+        add_row, start, (patterns, jnp.asarray(placed.subset), grid.log_weight)
+    )
+
+    halves = ((placed.left, left_probs.sum(axis=1)), (placed.right, right_probs.sum(axis=0)))
+    match_probs = [
+        jnp.einsum("im,i...->m...", _one_hot(rows[:, a], plan.num_points), by_row)
+        for rows, by_row in halves
+        for a in range(rows.shape[1])
+    ]
+    shift = jnp.einsum("ir...,ipr...->p...", left_probs, grid.left_mean)
+    shift = shift + jnp.einsum("lj...,lpj...->p...", right_probs, grid.right_mean)
+
+    def add_squares(squares: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        pattern, probs, mean = inputs
+        apart = (mean - shift[:, None])[:, of_right] + grid.right_mean[pattern]
+        return squares + ((probs * apart)[:, None] * apart).sum(axis=2), None
+
+    start = jnp.zeros((len(shift), *shift.shape))
+    between, _ = jax.lax.scan(add_squares, start, (patterns, probs, grid.left_mean))
+    by_patterns = jnp.einsum("il,ir...->lr...", _one_hot(placed.left_pattern, num_left), left_probs)
+    within = jnp.einsum("lr...,pqlr...->pq...", by_patterns, grid.covariance)
+    covariance = rounded_up(within + between)
+    return jnp.stack(match_probs, axis=1), grid.prior_mean + shift, covariance
+
+
+Lists = tuple[Float[Array, "n *scenes"], Int[np.ndarray, "most out"]]
+"""Values, and lists of places among them down the columns; see `inference.exact.subsets`."""
+
+
+def log_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
+    """Log of the sum over each list of exp of the terms' sum.
+
+    An entry of all lists at a time, so that memory is read along the scenes.
+    """
+    entry, most = _entries(terms)
+    highest = _accumulate(jnp.maximum, entry, most)
+    summed = _accumulate(jnp.add, lambda n: jnp.exp(entry(n) - highest), most)
+    return jnp.maximum(highest + jnp.log(summed), LOG_ZERO)
+
+
+def largest_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
+    """The largest of the terms' sums over each list."""
+    return jnp.maximum(_accumulate(jnp.maximum, *_entries(terms)), LOG_ZERO)
+
+
+def flat(grid: Grid) -> Float[Array, "cells *scenes"]:
+    return grid.log_weight.reshape(-1, *grid.log_weight.shape[2:])
+
+
+def _entries(terms: tuple[Lists, ...]) -> tuple[Callable[[Any], Array], int]:
+    """The n-th entry of all lists as a function of n, and the number of entries."""
+    values = [jnp.concatenate([x, jnp.full_like(x[:1], LOG_ZERO)]) for x, _ in terms]
+    places = [jnp.asarray(lists) for _, lists in terms]
+
+    def entry(n: Any) -> Float[Array, "out *scenes"]:
+        looked_up = [x[place[n]] for x, place in zip(values, places, strict=True)]
+        return sum(looked_up[1:], looked_up[0])
+
+    return entry, len(places[0])
+
+
+def _accumulate(
+    add: Callable[[Array, Array], Array], entry: Callable[[Any], Array], count: int
+) -> Array:
+    return jax.lax.fori_loop(1, count, lambda n, so_far: add(so_far, entry(n)), entry(0))
+
+
+def _one_hot(values: Int[np.ndarray, " n"], size: int) -> Float[np.ndarray, "n size"]:
+    """Rows of zeros for values beyond."""
+    return (values[:, None] == np.arange(size)).astype(float)

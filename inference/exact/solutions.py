@@ -1,0 +1,258 @@
+"""The sums of exact inference, compiled: scenes of the same number of points together.
+
+Scenes come in chunks whose memory is bounded, and the next chunk is under way while the last one is
+put in its place.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Bool, Float, Int
+
+from inference.conditions.combine import NUM_PARTITIONS
+from inference.conditions.problem import Problem
+from inference.exact import assignments
+from inference.exact.assignments import Listing
+from inference.exact.parses import best_match, best_parses, group_labels
+from inference.exact.permutations import Moments, Plan, make_plan, moments, sum_over_matches
+from models.distributions.match import MixtureMatch
+from models.errors import InputError
+from models.numerics.arrays import AnyArray
+from models.numerics.linalg import total
+from models.program.batches import Skeleton
+from models.program.reading import Conjugate
+
+MAX_PARSES = 512
+"""Ways to read a scene that are listed at most in search of its most probable partition."""
+
+MAX_REACH = 1e10
+"""Standard deviations of the noise that a number of a scene may have: beyond it the digits of a
+float no longer give the log evidence to one part in a million."""
+
+_CELLS = 1 << 19  # grid cells of an object, times scenes, that are worked on at a time
+_WIDTHS = (1, 8, 32)  # scenes that are solved together: few, as each is compiled
+_PARSE = 256  # cells that take as much memory as a parse, roughly
+
+
+class Solution(NamedTuple):
+    """What the sum gives for scenes with the same number of points, which come first."""
+
+    log_sum: Float[AnyArray, " scenes"]
+    """Over the matches of all rows, dummies too."""
+    moments: Moments
+    labels: Int[AnyArray, "M best scenes"]
+    """The object of each point in the most probable partitions; some may be there twice."""
+    label_probs: Float[AnyArray, "best scenes"]
+    unlisted: Float[AnyArray, " scenes"]
+    """No other partition is more probable than this."""
+    best_match: Int[AnyArray, "M scenes"]
+    fits: Bool[AnyArray, " scenes"]
+    """Whether the rows are what the sum takes them for."""
+    reach: Float[AnyArray, " scenes"]
+    """The largest number of each scene, in standard deviations of the noise."""
+
+
+Solved = tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]
+"""Which scenes were solved together, on which plan, and what came out."""
+
+
+def solutions(
+    problem: Problem,
+    order: Int[np.ndarray, "scenes N"],
+    sizes: Int[np.ndarray, " scenes"],
+    num_parses: tuple[int, ...],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Solved]:
+    """Solve all scenes, those again whose most probable partition may not have been listed.
+
+    Args:
+        num_parses: how many ways to read a scene to list, at the first and at further attempts.
+    """
+    left, finished = np.arange(len(sizes)), 0
+    for breadth in num_parses:
+        doubtful = [left[:0]]
+        for some, plan, solution in _solutions_of(problem, order, sizes, left, breadth):
+            sure = solution.label_probs.max(axis=0) >= solution.unlisted
+            doubtful.append(some[~sure])
+            yield some, plan, solution
+            finished += len(some) if breadth == num_parses[-1] else int(sure.sum())
+            if progress is not None:
+                progress(finished, len(sizes))
+        left = np.concatenate(doubtful)
+
+
+def _solutions_of(
+    problem: Problem,
+    order: Int[np.ndarray, "scenes N"],
+    sizes: Int[np.ndarray, " scenes"],
+    which: Int[np.ndarray, " which"],
+    num_parses: int,
+) -> Iterator[Solved]:
+    """Solve scenes of the same number of points together, some at a time.
+
+    The next ones are under way while the last ones are put in their places.
+    """
+    waiting: Solved | None = None
+    fixed = problem.skeleton
+    for num_points in np.unique(sizes[which]):
+        plan = plan_of(fixed, int(num_points))
+        solve = _solver(fixed, int(num_points), num_parses)
+        chosen = which[sizes[which] == num_points]
+        cells = max(plan.num_cells, num_parses * _PARSE)
+        most = max(1, _CELLS // cells)
+        chunk = next(w for w in _WIDTHS if w >= min(len(chosen), most, _WIDTHS[-1]))
+        for start in range(0, len(chosen), chunk):
+            some = chosen[start : start + chunk]
+            padded = np.resize(some, chunk)
+            launched = solve(problem.reading.take(padded), order[padded])
+            if waiting is not None:
+                yield _finished(*waiting)
+            waiting = some, plan, launched
+    if waiting is not None:
+        yield _finished(*waiting)
+
+
+def _finished(some: Int[np.ndarray, " some"], plan: Plan | Listing, solution: Solution) -> Solved:
+    """In numpy, without the scenes that only fill a chunk, once it is clear that all fit."""
+    refuse_if_unfit(solution.fits, solution.reach)
+    return some, plan, jax.tree.map(lambda x: np.asarray(x)[..., : len(some)], solution)
+
+
+def refuse_if_unfit(fits: Bool[AnyArray, " scenes"], reach: Float[AnyArray, " scenes"]) -> None:
+    """Refuse scenes that the sums are not made for, or whose numbers have too many digits."""
+    if not np.asarray(fits).all():
+        raise InputError(
+            "exact inference wants points that are seen whole or not at all, as `present` says, "
+            "and dummy rows that are all alike in the match prior, but this program treats single "
+            "features or dummies on their own; use the method ds"
+        )
+    if not (np.asarray(reach) <= MAX_REACH).all():
+        raise InputError(
+            f"exact inference got numbers of {np.max(reach):.1e} standard deviations of the noise; "
+            "points, part offsets and poses under the prior must be within "
+            f"{MAX_REACH:.0e} of them for the digits of a float to suffice; lower the precision, "
+            "narrow the pose prior, or centre the points"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def plan_of(skeleton: Skeleton, num_points: int) -> Plan | Listing:
+    is_mixture = skeleton.match_family is MixtureMatch
+    return (assignments.make_listing if is_mixture else make_plan)(skeleton, num_points)
+
+
+@functools.lru_cache(maxsize=64)
+def _solver(
+    skeleton: Skeleton, num_points: int, num_parses: int
+) -> Callable[[Conjugate, Int[AnyArray, "scenes N"]], Solution]:
+    """Compiled once for each number of points."""
+    plan = plan_of(skeleton, num_points)
+    alike = skeleton.alike
+    swaps = math.prod(math.factorial(alike.count(first)) for first in set(alike))
+
+    @jax.jit
+    def solve(pieces: Conjugate, order: Int[AnyArray, "scenes N"]) -> Solution:
+        model, fits, reach = ordered(pieces, plan, order)
+        if isinstance(plan, Listing):
+            return _solve_mixture(model, plan, num_parses, fits, reach)
+        num_ways = num_parses * min(swaps, NUM_PARTITIONS)
+        return _solve_permutations(model, plan, num_ways, fits, reach)
+
+    return solve
+
+
+def _solve_permutations(
+    model: Conjugate,
+    plan: Plan,
+    num_parses: int,
+    fits: Bool[Array, " scenes"],
+    reach: Float[Array, " scenes"],
+) -> Solution:
+    tables = sum_over_matches(model, plan)
+    found = moments(plan, tables)
+    num_dummies = len(model.points) - plan.num_points
+    left = 1.0 - found.match_probs.sum(axis=0, keepdims=True)  # the dummies are all alike
+    dummies = jnp.repeat(left / max(num_dummies, 1), num_dummies, axis=0)
+    parses = best_parses(plan, tables, num_parses)
+    return Solution(
+        tables.evidence + math.lgamma(num_dummies + 1),
+        found._replace(match_probs=jnp.concatenate([found.match_probs, dummies])),
+        jnp.moveaxis(group_labels(plan, parses.position), -1, 0),
+        jnp.exp(parses.log_weight - tables.evidence),
+        jnp.exp(parses.log_unlisted - tables.evidence),
+        best_match(plan, tables),
+        fits,
+        reach,
+    )
+
+
+def _solve_mixture(
+    model: Conjugate,
+    listing: Listing,
+    num_partitions: int,
+    fits: Bool[Array, " scenes"],
+    reach: Float[Array, " scenes"],
+) -> Solution:
+    sums = assignments.sum_over_assignments(model, listing)
+    dummies = logsumexp(model.match_logits[listing.num_points :], axis=1).sum(axis=0)
+    labels, probs = assignments.best_partitions(listing, sums, num_partitions)
+    return Solution(
+        sums.evidence + dummies,
+        assignments.moments(model, listing, sums),
+        jnp.moveaxis(labels, -1, 0),
+        probs,
+        jnp.zeros_like(sums.evidence),  # all of them were looked at
+        assignments.best_match(listing, sums),
+        fits,
+        reach,
+    )
+
+
+def ordered(
+    model: Conjugate,
+    plan: Plan | Listing,
+    order: Int[AnyArray, "scenes N"],
+) -> tuple[Conjugate, Bool[Array, " scenes"], Float[Array, " scenes"]]:
+    """The model with its points first, whether its rows are what the sum takes them for, its reach.
+
+    See `Solution` for the last two.
+    """
+
+    def reorder(x: Array) -> Array:
+        wide = jnp.broadcast_to(x, (*x.shape[:-1], len(order)))
+        return jnp.take_along_axis(wide, order.T[:, None], axis=0)
+
+    model = replace(
+        model,
+        points=reorder(model.points),
+        seen=reorder(model.seen),
+        match_logits=reorder(model.match_logits),
+    )
+    is_point = np.arange(order.shape[1])[:, None, None] < plan.num_points
+    fits = jnp.all(model.seen == is_point, axis=(0, 1))
+    if isinstance(plan, Plan):
+        dummies = model.match_logits[plan.num_points :]
+        fits &= jnp.all(dummies == model.match_logits[-1:], axis=(0, 1))
+    return model, fits, _reach(model, plan.owner)
+
+
+def _reach(model: Conjugate, owner: Int[np.ndarray, " N"]) -> Float[Array, " scenes"]:
+    """The largest of points, offsets and predictions under the pose prior, in units of the noise.
+
+    Every number that exact inference subtracts from another is at most about this large, so this
+    many times the machine epsilon is the rounding error of a residual.
+    """
+    F, offset, variance = model.parts.F, model.parts.offset, model.parts.variance
+    spread = jnp.sqrt(jnp.diagonal(model.pose_covariance, axis1=1, axis2=2))  # (K, scenes, p)
+    pose = jnp.abs(model.pose_mean) + jnp.moveaxis(spread, 2, 1)
+    predicted = total(jnp.abs(F) * pose[owner, None], axis=2) + jnp.abs(offset)
+    size = jnp.abs(model.points).max(axis=0) + predicted
+    reach = (model.parts.feature_mask * size / jnp.sqrt(variance)).max(axis=(0, 1))
+    return jnp.broadcast_to(reach, model.points.shape[-1:])

@@ -1,0 +1,229 @@
+"""Exact inference: every match is summed over, on the program itself.
+
+`inference.exact.permutations` sums over permutations, `inference.exact.assignments` over those of a
+mixture, and `inference.exact.solutions` has them compiled.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from inference.conditions import solve
+from inference.conditions.combine import NUM_PARTITIONS
+from inference.conditions.problem import Problem, read_problem
+from inference.exact import assignments
+from inference.exact.assignments import Listing
+from inference.exact.parses import Draws, draw
+from inference.exact.permutations import sum_over_matches
+from inference.exact.solutions import (
+    MAX_PARSES,
+    Solution,
+    ordered,
+    plan_of,
+    refuse_if_unfit,
+    solutions,
+)
+from inference.result import Result
+from models.errors import InputError
+from models.numerics.arrays import AnyArray
+from models.numerics.permanent import MAX_ROWS
+from models.program.batches import Skeleton
+from models.program.reading import Conjugate, Program
+from models.scenes import Scene, check_scene
+
+NUM_GIVEN = 16
+"""Partitions that are listed where it is given which objects are present, or how precise points
+are: their probabilities are added up over such conditions, so none should leave out much."""
+
+
+def run(
+    program: Program,
+    scene: Scene,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """The exact posterior of one scene or of each scene of a batch.
+
+    The result has `log_evidence`, exact match marginals, pose moments (of the mixture over matches
+    that the pose posterior is) and, in `details`: `partitions`, the most probable partitions of the
+    points with their probabilities, and `best_match`, the part of each row in the best match. The
+    best match need not have the most probable partition, which sums over many matches, and where
+    identical objects tie the two may name them differently. Partitions are listed as far as it is
+    proven that no other one goes before them; `proven` says so of the first.
+    """
+    began = time.perf_counter()
+    scenes = check_scene(scene).batch()
+    result = solve.solve(
+        program, scenes, functools.partial(_solved, progress=progress), factors=frozenset()
+    )
+    result = result if scene.is_batch else result.take(0)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _solved(problem: Problem, progress: Callable[[int, int], None] | None) -> Result:
+    """Every scene of a problem."""
+    scenes = problem.scenes
+    _check_normalizer(problem)
+    num_scenes, num_rows = scenes.present.shape
+    pose_mean, pose_covariance = (
+        np.zeros((num_scenes, *x.shape[:-1]))
+        for x in (problem.reading.model.pose_mean, problem.reading.model.pose_covariance)
+    )
+    order, sizes = _points_first(scenes.present)
+    log_sum = np.zeros(num_scenes)
+    match_probs = np.zeros((num_scenes, num_rows, num_rows))
+    parts = np.full((num_scenes, num_rows), -1)
+    partitions: list[list[tuple[np.ndarray, float]]] = [[] for _ in sizes]
+    unlisted = np.zeros(num_scenes)
+    num_parses = (NUM_GIVEN,) if problem.is_conditional else (NUM_PARTITIONS, MAX_PARSES)
+    for some, plan, solution in solutions(problem, order, sizes, num_parses, progress):
+        points = order[some, : plan.num_points]
+        match_probs[some[:, None], order[some]] = np.moveaxis(solution.moments.match_probs, -1, 0)
+        parts[some[:, None], points] = solution.best_match.T
+        pose_mean[some] = np.moveaxis(solution.moments.pose_mean, -1, 0)
+        pose_covariance[some] = np.moveaxis(solution.moments.pose_covariance, -1, 0)
+        log_sum[some], unlisted[some] = solution.log_sum, solution.unlisted
+        listed = _partitions(solution, points, num_rows, num_parses[0])
+        for s, found in zip(some, listed, strict=True):
+            partitions[s] = found
+    nothing = np.full(num_rows, -1)  # where numbers are so extreme that no weight is above zero
+    result = Result(
+        method="exact",
+        scene=scenes,
+        match_probs=match_probs,
+        pose_mean=pose_mean,
+        pose_covariance=pose_covariance,
+        object=np.stack([found[0][0] if found else nothing for found in partitions]),
+        owner=problem.owner,
+        converged=np.ones(num_scenes, bool),
+        steps=np.ones(num_scenes, int),
+        log_evidence=log_sum + problem.log_constant,
+        details={"partitions": partitions, "best_match": parts, "unlisted": unlisted},
+    )
+    return result if problem.is_conditional else _proven_only(result)
+
+
+def _proven_only(result: Result) -> Result:
+    """Without partitions that others, which are not listed, might go before."""
+    details = dict(result.details)
+    unlisted = details.pop("unlisted")
+    details["partitions"] = [
+        listed[:1] + [found for found in listed[1:] if found[1] >= least]
+        for listed, least in zip(details["partitions"], unlisted, strict=True)
+    ]
+    first = np.array([listed[0][1] for listed in details["partitions"]])
+    return replace(result, details=details | {"proven": first >= unlisted})
+
+
+def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000) -> Draws:
+    """Independent draws of (match, pose) from the exact posterior of one scene.
+
+    Returns numpy arrays: the part of each row, (draws, N), -1 in dummy rows, and the poses; where
+    the program leaves it open which objects are there, those too.
+    """
+    if scene.is_batch:
+        raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
+    scenes = check_scene(scene).batch()
+    base_key = jax.random.key(key) if isinstance(key, int) else key
+    found = read_problem(program, scenes, factors=frozenset())
+    if isinstance(found, Problem):
+        return _sample(found, base_key, num_draws)
+    listed = solve.list_conditions(found)
+    if listed.continuous:
+        name = next(iter(listed.continuous))
+        raise InputError(
+            f"exact draws require that continuous sites are fixed, but {name!r} has a prior; fix "
+            "it in the program, or draw with the method gibbs or nuts"
+        )
+    copies = scenes.take(np.zeros(listed.num_values, int))
+    problem = read_problem(program, copies, listed.values, factors=frozenset())
+    assert isinstance(problem, Problem)
+    possible = np.flatnonzero(np.isfinite(problem.log_constant))
+    solve.refuse_impossible(scenes, np.array([len(possible) > 0]))
+    problem = problem._replace(is_conditional=True).take(possible)
+    log_evidence = _solved(problem, None).log_value
+    choice = np.asarray(jax.random.categorical(base_key, log_evidence, shape=(num_draws,)))
+    drawn = {
+        s: _sample(problem.take(np.array([s])), jax.random.fold_in(base_key, s), num_draws)
+        for s in np.unique(choice).tolist()
+    }
+    match = np.stack([drawn[s].match[i] for i, s in enumerate(choice)])
+    pose = np.stack([drawn[s].pose[i] for i, s in enumerate(choice)])
+    values = {name: x[possible][choice] for name, x in listed.values.items()}
+    return Draws(match, pose, values)
+
+
+def _sample(problem: Problem, key: Array, num_draws: int) -> Draws:
+    """Draws of match and poses for a problem of one scene."""
+    scenes = problem.scenes
+    order, sizes = _points_first(scenes.present)
+    sampler = _sampler(problem.skeleton, int(sizes[0]), num_draws)
+    drawn, fits, reach = jax.tree.map(np.asarray, sampler(key, problem.reading.model, order))
+    refuse_if_unfit(fits, reach)
+    match = np.full((num_draws, scenes.points.shape[1]), -1)
+    match[:, order[0, : sizes[0]]] = drawn.match
+    return Draws(match, drawn.pose)
+
+
+def _points_first(
+    present: Bool[np.ndarray, "scenes N"],
+) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
+    """An order of the rows with the points before the dummies, and the numbers of points."""
+    return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)
+
+
+@functools.lru_cache(maxsize=64)
+def _sampler(
+    skeleton: Skeleton, num_points: int, num_draws: int
+) -> Callable[[Array, Conjugate, Int[AnyArray, "1 N"]], tuple[Draws, Array, Array]]:
+    """Draws, and what `refuse_if_unfit` looks at."""
+    plan = plan_of(skeleton, num_points)
+
+    @jax.jit
+    def sampler(
+        key: Array, pieces: Conjugate, order: Int[AnyArray, "1 N"]
+    ) -> tuple[Draws, Array, Array]:
+        model, fits, reach = ordered(pieces, plan, order)
+        if isinstance(plan, Listing):
+            sums = assignments.sum_over_assignments(model, plan)
+            drawn = assignments.draw(key, model, plan, sums, num_draws)
+        else:
+            drawn = draw(key, model, plan, sum_over_matches(model, plan), num_draws)
+        return drawn, fits, reach
+
+    return sampler
+
+
+def _check_normalizer(problem: Problem) -> None:
+    if np.isnan(problem.log_constant).any():
+        raise InputError(
+            f"the normaliser of a match prior that is not uniform requires at most {MAX_ROWS} "
+            "points that can meet the same parts, and this scene has more; use a uniform prior or "
+            "the method ds"
+        )
+
+
+def _partitions(
+    solution: Solution, points: Int[np.ndarray, "some M"], num_rows: int, num_listed: int
+) -> Iterator[list[tuple[Int[np.ndarray, " N"], float]]]:
+    """Most probable partitions of each scene: the object of each row, and the probability.
+
+    Ways that group the points alike, such as two identical objects swapped, are one partition.
+    """
+    labels = solution.labels.T  # (scenes, best, M)
+    probability = solution.label_probs.T
+    together = labels[..., :, None] == labels[..., None, :]
+    for i, rows in enumerate(points):
+        found: dict[bytes, tuple[np.ndarray, float]] = {}
+        for j in np.argsort(-probability[i], kind="stable"):
+            name = together[i, j].tobytes()
+            if name not in found and probability[i, j] > 0:
+                full = np.full(num_rows, -1)
+                full[rows] = labels[i, j]
+                found[name] = (full, float(min(probability[i, j], 1.0)))
+        yield list(found.values())[:num_listed]

@@ -1,0 +1,1 @@
+"""Markov chain Monte Carlo: Gibbs sampling and NUTS, with parallel tempering."""

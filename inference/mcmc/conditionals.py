@@ -1,0 +1,186 @@
+"""The blocks of Gibbs sampling: every site given the others, exactly, for all replicas at once.
+
+Replicas of a chain, one for each beta, take the place of scenes in `guides.meanfield`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float, Int
+
+from guides import meanfield
+from guides.meanfield import PoseFactor, Precision
+from inference.conditions.sets import Sets
+from inference.posterior.draws import one_hot
+from models.distributions.match import MixtureMatch
+from models.numerics.linalg import cholesky, inverse_and_log_det, total
+from models.numerics.permanent import log_permanent, sample_injection
+from models.program.reading import Conjugate
+
+Sites = dict[str, Array]
+"""Values by site; `match` is the part of each row, and `presence` the number of a set."""
+
+
+def prior_draw(key: Array, model: Conjugate) -> Sites:
+    pose_key, precision_key, part_key = jax.random.split(key, 3)
+    noise = jax.random.normal(pose_key, model.pose_mean.shape)
+    factor = jnp.moveaxis(cholesky(jnp.moveaxis(model.pose_covariance, 0, 2)), 2, 0)
+    sites = {"pose": model.pose_mean + jnp.einsum("kpq,kq->kp", factor, noise)}
+    if model.precision_prior is not None:
+        concentration, rate = model.precision_prior
+        sites["precision"] = jax.random.gamma(precision_key, concentration) / rate
+    if model.part_prior is not None:
+        sites["part_probs"] = jax.random.dirichlet(part_key, model.part_prior)
+    return sites
+
+
+def _precision(replicas: Sites, betas: Float[Array, " rungs"]) -> Precision:
+    """The noise precision of each replica; one where it is fixed, within the parts' variance."""
+    value = replicas.get("precision", jnp.ones_like(betas))
+    return Precision(value, jnp.log(value), jnp.zeros_like(betas))
+
+
+def _log_likelihood(
+    model: Conjugate, owner: Int[np.ndarray, " N"], replicas: Sites, betas: Float[Array, " rungs"]
+) -> Float[Array, "N N rungs"]:
+    """Log density of each point as each part at the poses of each replica."""
+    energy = _energy(model, owner, replicas["pose"])
+    return meanfield.expected_log_likelihood(model, energy, _precision(replicas, betas))
+
+
+def _energy(
+    model: Conjugate, owner: Int[np.ndarray, " N"], pose: Float[Array, "rungs K p"]
+) -> Float[Array, "N N rungs"]:
+    mean = jnp.moveaxis(pose, 0, 2).swapaxes(0, 1)
+    certain = jnp.zeros((mean.shape[0], *mean.shape))
+    return meanfield.expected_energy(model, owner, PoseFactor(mean, certain, jnp.zeros(())))
+
+
+def draw_match(
+    key: Array,
+    model: Conjugate,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
+) -> Int[Array, "rungs N"]:
+    """Match given poses, exactly."""
+    weights = _match_weights(model, owner, replicas, betas)
+    if model.match_family is MixtureMatch:
+        return jax.random.categorical(key, weights)
+    return sample_injection(key, weights)
+
+
+def draw_presence(
+    key: Array,
+    models: Conjugate,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
+    sets: Sets,
+) -> Int[Array, " rungs"]:
+    """The set of present objects given the poses alone, with the match summed out.
+
+    An object that has points cannot vanish while the match stays, so the match is drawn after it,
+    and the two together are one draw of p(set, match | pose). A set s has the weight
+
+        p(s, count) p(pose | s) perm(A_s exp(beta L_s)) / perm(A_s),
+
+    A_s the weights of the match prior, and L_s the log likelihood of points as parts. At beta = 0
+    the poses are no reason to stay either, as they are drawn anew from p(pose | s): the weight is
+    p(s, count), and the draw independent of the one before. Where sets differ in their pose priors,
+    as those of `sized_constellation` do, it is this replica that finds other sets.
+
+    Args:
+        models: the pieces of the program for each set, sets last.
+    """
+
+    def log_weight(s: Any) -> Float[Array, " rungs"]:
+        model = jax.tree.map(lambda x: x[..., s, None], models)
+        weights = _match_weights(model, owner, replicas, betas)
+        if model.match_family is MixtureMatch:
+            log_sum = logsumexp(weights, axis=-1).sum(axis=-1)
+        else:
+            log_sum = log_permanent(weights)
+        log_sum = log_sum + sets.log_prior[s] - sets.log_normalizer[s]
+        return log_sum + jnp.where(betas > 0, _pose_log_prior(model, replicas["pose"]), 0.0)
+
+    log_weights = jax.lax.map(log_weight, jnp.arange(len(sets.log_prior)))
+    return jax.random.categorical(key, log_weights, axis=0)
+
+
+def _match_weights(
+    model: Conjugate, owner: Int[np.ndarray, " N"], replicas: Sites, betas: Float[Array, " rungs"]
+) -> Float[Array, "rungs N N"]:
+    """Log weights of the match given poses."""
+    logits = jnp.moveaxis(model.match_logits, 2, 0)
+    if "part_probs" in replicas:
+        logits = jnp.log(replicas["part_probs"])[:, None, :]
+    return logits + jnp.moveaxis(_log_likelihood(model, owner, replicas, betas) * betas, 2, 0)
+
+
+def _pose_log_prior(model: Conjugate, pose: Float[Array, "rungs K p"]) -> Float[Array, " rungs"]:
+    """Log density of the poses, but for a constant."""
+    precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, 2))
+    shift = jnp.moveaxis(pose, (0, 1, 2), (2, 1, 0)) - jnp.moveaxis(model.pose_mean, 1, 0)
+    distance = total(total(precision * shift[:, None] * shift[None], axis=0), axis=0)
+    return -0.5 * total(distance + log_det, axis=0)
+
+
+def _matched(match: Int[Array, "rungs N"]) -> Float[Array, "N N rungs"]:
+    return jnp.moveaxis(one_hot(match, match.shape[-1]), 0, 2)
+
+
+def integrated(
+    model: Conjugate,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
+) -> tuple[Float[Array, " rungs"], PoseFactor]:
+    """Log of the integral of p(pose) p(points | pose, match)^beta, and the poses given the match.
+
+    At the posterior of the poses the ELBO is that integral.
+    """
+    match, noise = _matched(replicas["match"]), _precision(replicas, betas)
+    scaled = Precision(betas * noise.mean, noise.log_mean, noise.kl)
+    pose = meanfield.update_pose(model, owner, match, scaled)  # eqs. Lambda_k and mu_k
+    energy = meanfield.expected_energy(model, owner, pose)
+    log_likelihood = meanfield.expected_log_likelihood(model, energy, noise)
+    expected = betas * meanfield.matrix_sum(match * log_likelihood)
+    return expected - meanfield.pose_kl(model, pose), pose
+
+
+def draw_pose(key: Array, pose: PoseFactor) -> Float[Array, "rungs K p"]:
+    """Poses given the match."""
+    noise = jax.random.normal(key, pose.mean.shape)
+    drawn = pose.mean + total(cholesky(pose.covariance) * noise, axis=1)
+    return jnp.moveaxis(drawn, (0, 1, 2), (2, 1, 0))
+
+
+def draw_precision(
+    key: Array,
+    model: Conjugate,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
+) -> Float[Array, " rungs"]:
+    """Precision given match and poses: half a count and half the square of each feature met."""
+    assert model.precision_prior is not None
+    match = _matched(replicas["match"])
+    counted = model.seen[:, None] & model.parts.feature_mask[None]
+    features = meanfield.matrix_sum(match * counted.sum(axis=2))
+    energy = meanfield.matrix_sum(match * _energy(model, owner, replicas["pose"]))
+    concentration, rate = model.precision_prior
+    drawn = jax.random.gamma(key, concentration + 0.5 * betas * features)
+    return drawn / (rate + 0.5 * betas * energy)
+
+
+def draw_part_probs(
+    key: Array, model: Conjugate, match: Int[Array, "rungs N"]
+) -> Float[Array, "rungs N"]:
+    """Part probabilities given the match: a count for each point that a part has."""
+    assert model.part_prior is not None
+    met = one_hot(match, match.shape[-1]) * model.seen.any(axis=1)[:, None]
+    return jax.random.dirichlet(key, model.part_prior + met.sum(axis=1))

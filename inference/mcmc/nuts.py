@@ -1,0 +1,242 @@
+"""NUTS on the program with its match summed out, for any prior that has a density.
+
+`models.marginal` leaves continuous sites only, whatever their priors. All chains are run
+at once, and a match for each draw is recovered exactly afterwards. NUTS alone does not cross from
+mode to mode: where a scene has several, every chain tells of its own, and R-hat of the poses shows
+it. With tempering (`inference.mcmc.tempering`) it does, and gives the log evidence too.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import block_diag
+from jaxtyping import Array, Float
+from numpyro.infer.hmc import HMCState, hmc
+from numpyro.infer.util import constrain_fn, unconstrain_fn
+
+from inference.conditions.sets import at_first_set, has_presence, potential, with_sets
+from inference.mcmc.chains import check_budget, run_chains
+from inference.mcmc.tempering import bridge, exchange_states, prior_ladder
+from inference.posterior.draws import (
+    as_chains,
+    recover_match,
+    recover_presence,
+    result_of_draws,
+    with_computed,
+)
+from inference.posterior.poses import pose_sites
+from inference.result import Result
+from inference.variational.beginnings import Beginnings, beginnings
+from models.errors import InputError
+from models.program.marginal import check_table, marginal, tempered
+from models.program.reading import Program
+from models.program.witness import check_program
+from models.scenes import Scene
+
+Observed = dict[str, Array]
+Betas = Float[Array, " rungs"]
+
+
+class Replicas(NamedTuple):
+    """Where all chains stand."""
+
+    states: HMCState
+    """Of every replica, chains first, then rungs."""
+    keys: Array
+    """For the exchanges of each chain."""
+
+
+class Sampler(NamedTuple):
+    """The compiled parts of NUTS for one program and one choice of settings."""
+
+    begin: Callable[[Array, Beginnings, Betas, Observed], Replicas]
+    advance: Callable[[Replicas, Betas, Observed, int], tuple[Replicas, dict[str, Any]]]
+
+
+def run(
+    program: Program,
+    scene: Scene,
+    key: Array | int = 0,
+    *,
+    num_chains: int = 4,
+    num_warmup: int = 500,
+    num_draws: int = 500,
+    rungs: int = 1,
+    start: Literal["vi", "prior"] = "vi",
+    target_accept: float = 0.8,
+    max_tree_depth: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Draws from the posterior of one scene, all chains at once.
+
+    With tempering the result has `log_evidence`, by bridging between neighbours, with its
+    standard error in `details`, beside the betas and how often neighbours exchanged their states.
+
+    Args:
+        program: any NumPyro program of sites `match` and `points`, with poses that are a site
+            `pose` or computed from others (`inference.posterior.poses`), further continuous sites
+            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit. A
+            `presence` is summed out, at as many times the cost as there are possible sets of
+            present objects, and drawn afterwards.
+        rungs: replicas of each chain for tempering; 1 for none. Whole states are exchanged, so more
+            rungs are wanted than for Gibbs sampling: 12 to 16 for two objects, more by the root of
+            the number of pose dimensions and by the logarithm of the precision. If a `swap_rate`
+            in `details` is below 0.2, there are too few.
+        start: begin at restarts of coordinate ascent, with the mass matrix that they suggest, or at
+            draws of the prior. At a precision of 1e4 few chains find their way from the prior.
+        target_accept: of the step size's adaptation. Closer to 1 means smaller steps and fewer
+            divergent ones.
+        max_tree_depth: of a trajectory; by default 10, and 6 with tempering. Between prior and
+            posterior a replica has wide and narrow places, and would spend all its time in crossing
+            the wide ones in steps that fit the narrow ones. Exchanges get it there sooner.
+    """
+    began = time.perf_counter()
+    scene = check_budget(program, scene, num_chains, num_warmup, num_draws)
+    check_program(program, scene)
+    check_table(program, Scene(**at_first_set(with_sets(program, scene).observed)))
+    if not 0 < target_accept < 1:
+        raise InputError(
+            f"the acceptance aimed at must lie between 0 and 1, got {target_accept}; try 0.8"
+        )
+    if rungs > 1 and has_presence(program, scene):
+        raise InputError(
+            f"the program leaves open which objects are present, which NUTS sums out at beta = 1 "
+            f"only, got {rungs} rungs; take 1, or the method gibbs"
+        )
+    base_key = jax.random.key(key) if isinstance(key, int) else key
+    begin_key, chain_key, match_key = jax.random.split(base_key, 3)
+    betas = prior_ladder(program, scene, rungs)
+    depth = (10 if rungs == 1 else 6) if max_tree_depth is None else max_tree_depth
+    sampler = _sampler(program, pose_sites(program, scene), num_warmup, target_accept, depth)
+    begins = beginnings(program, scene, begin_key, num_chains, start)
+    observed = {name: jnp.asarray(x) for name, x in with_sets(program, scene).observed.items()}
+    keys = jax.random.split(chain_key, num_chains)
+    replicas = sampler.begin(keys, begins, jnp.asarray(betas), observed)
+    collected = run_chains(
+        lambda replicas, length: sampler.advance(replicas, jnp.asarray(betas), observed, length),
+        replicas,
+        num_warmup,
+        num_draws,
+        progress,
+    )
+    draws = as_chains(collected.pop("values"))
+    stats = as_chains(collected)
+    stats["tree_depth"] = np.ceil(np.log2(stats["n_steps"] + 1)).astype(int)
+    details: dict[str, Any] = {"betas": betas}
+    evidence = None
+    if len(betas) > 1:
+        evidence, error = bridge(stats.pop("log_ratio"))
+        swap_rate = np.nanmean(stats.pop("swap_prob"), axis=(0, 1))
+        details |= {"log_evidence_error": error, "swap_rate": swap_rate}
+    if has_presence(program, scene):
+        draws["presence"] = recover_presence(program, scene, draws, match_key)
+    draws["match"], match_probs = recover_match(program, scene, draws, match_key)
+    draws = with_computed(program, scene, draws)
+    result = result_of_draws(
+        "nuts",
+        program,
+        scene,
+        draws,
+        match_probs,
+        stats,
+        num_warmup + num_draws,
+        log_evidence=evidence,
+        details=details,
+    )
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+@functools.lru_cache(maxsize=32)
+def _sampler(
+    program: Program,
+    names: tuple[str, ...],
+    num_warmup: int,
+    target_accept: float,
+    max_tree_depth: int,
+) -> Sampler:
+    """Compiled once for each program and shape of its scenes."""
+
+    def potential_of(
+        beta: Float[Array, ""], **observed: Array
+    ) -> Callable[[dict[str, Array]], Float[Array, ""]]:
+        return lambda z: potential(tempered(marginal(program), beta), observed, z)
+
+    init_kernel, sample_kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
+
+    @jax.jit
+    def begin(keys: Array, begins: Beginnings, betas: Betas, observed: Observed) -> Replicas:
+        def replica(key: Array, beta: Float[Array, ""], begins: Beginnings) -> HMCState:
+            z = unconstrain_fn(marginal(program), (), at_first_set(observed), begins.values)
+            return init_kernel(
+                z,
+                num_warmup,
+                inverse_mass_matrix=_inverse_mass(z, names, begins.covariance, beta),
+                dense_mass=True,
+                target_accept_prob=target_accept,
+                max_tree_depth=max_tree_depth,
+                model_args=(beta,),
+                model_kwargs=observed,
+                rng_key=key,
+            )
+
+        def chain(key: Array, begins: Beginnings) -> Replicas:
+            key, *keys = jax.random.split(key, 1 + len(betas))
+            return Replicas(
+                jax.vmap(replica, in_axes=(0, 0, None))(jnp.stack(keys), betas, begins), key
+            )
+
+        return jax.vmap(chain)(keys, begins)
+
+    @functools.partial(jax.jit, static_argnames="length")
+    def advance(
+        replicas: Replicas, betas: Betas, observed: Observed, length: int
+    ) -> tuple[Replicas, dict[str, Any]]:
+        def chain(replicas: Replicas) -> tuple[Replicas, dict[str, Any]]:
+            states, key = replicas
+            states = jax.vmap(lambda state, beta: sample_kernel(state, (beta,), observed))(
+                states, betas
+            )
+            last = jax.tree.map(lambda x: x[-1], states)
+            told = {
+                "values": constrain_fn(marginal(program), (), at_first_set(observed), last.z),
+                "lp": -last.potential_energy,
+                "energy": last.energy,
+                "diverging": last.diverging,
+                "acceptance_rate": last.accept_prob,
+                "n_steps": last.num_steps,
+                "step_size": last.adapt_state.step_size,
+            }
+            if len(betas) > 1:
+                key, swap_key = jax.random.split(key)
+                states, swap = exchange_states(
+                    swap_key, lambda z, beta: potential_of(beta, **observed)(z), states, betas
+                )
+                told |= {"log_ratio": swap.log_ratio, "swap_prob": swap.accept_prob}
+            return Replicas(states, key), told
+
+        return jax.lax.scan(lambda state, _: jax.vmap(chain)(state), replicas, length=length)
+
+    return Sampler(begin, advance)
+
+
+def _inverse_mass(
+    z: dict[str, Array],
+    names: tuple[str, ...],
+    covariance: Float[Array, "blocks size size"],
+    beta: Float[Array, ""],
+) -> Float[Array, "sites sites"]:
+    """The covariance of the sites of the pose, and the identity for all others, as `z` is raveled.
+
+    Below beta = 1 it is wider, and of unit scale at beta = 0.
+    """
+    scale = jnp.trace(covariance, axis1=1, axis2=2)[:, None, None] / covariance.shape[-1]
+    wider = covariance / (beta + (1 - beta) * scale)
+    owner = np.repeat(sorted(z), [z[name].size for name in sorted(z)])
+    place = np.flatnonzero(np.isin(owner, names))
+    return jnp.eye(len(owner)).at[np.ix_(place, place)].set(block_diag(*wider))

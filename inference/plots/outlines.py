@@ -1,0 +1,108 @@
+"""What to draw of a result: its outlines, and names for identical objects that agree with others.
+
+Plain arrays; `inference.plots` puts them into pictures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+
+from inference.diagnostics.readout import is_averaged, most_probable_match
+from inference.result import Result
+from models.scenes import Scene
+from models.templates import Parts, template_kinds
+
+Outlines = Mapping[int, Float[np.ndarray, "vertices 2"]]
+"""The outline of each object that has one."""
+
+
+def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> Result:
+    """Rename identical objects of a result for one scene so that they agree with a reference.
+
+    Objects whose templates are the same can be swapped without any change of the posterior. Of all
+    such swaps this takes the one under which the most points have the object of the reference;
+    partition, poses and columns of the match change together.
+    """
+    num_objects = parts.num_objects
+    kinds = template_kinds(parts)
+    both = (reference >= 0) & (result.object >= 0)
+    agree = np.zeros((num_objects, num_objects))
+    np.add.at(agree, (result.object[both], reference[both]), 1.0)
+    agree += 0.5 * np.eye(num_objects)  # no swap without need
+    swap = kinds[:, None] == kinds
+    _, new_name = linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)
+    old_name = np.argsort(new_name)
+    groups = [np.flatnonzero(result.owner == k) for k in range(num_objects)]
+    columns = np.empty(len(result.owner), int)
+    for k, group in enumerate(groups):
+        columns[group] = groups[old_name[k]]
+    return replace(
+        result,
+        match_probs=result.match_probs[:, columns],
+        pose_mean=result.pose_mean[old_name],
+        pose_covariance=result.pose_covariance[old_name],
+        object=np.where(result.object >= 0, new_name[result.object], -1),
+    )
+
+
+def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray, "vertices 2"]]:
+    """The outline of each object that has points, at the mean of its pose.
+
+    Where a method averages over matches (exact inference and the samplers), the mean is taken given
+    the most probable match. The mean over all matches would be no pose to draw: a square turned by
+    90 degrees is the same square, and over its four turns the posterior mean has no size at all. An
+    object is then left out if its points are too few to fix a pose, or if the match does not keep
+    them together.
+    """
+    match = most_probable_match(result) if is_averaged(result) else None
+    outlines = {}
+    for k in np.unique(result.object[result.object >= 0]):
+        pose = result.pose_mean[k] if match is None else _pose_at_match(result, parts, match, k)
+        if pose is not None:
+            outlines[int(k)] = outline_at(parts, k, pose)
+    return outlines
+
+
+def outline_at(
+    parts: Parts, k: int, pose: Float[np.ndarray, " p"]
+) -> Float[np.ndarray, "vertices 2"]:
+    """The outline of object k at a pose."""
+    own = np.asarray(parts.owner) == k
+    vertices = np.asarray(parts.F)[own] @ pose + np.asarray(parts.offset)[own]
+    return in_angular_order(vertices[:, :2])
+
+
+def _pose_at_match(
+    result: Result, parts: Parts, match: Int[np.ndarray, " N"], k: int
+) -> Float[np.ndarray, " p"] | None:
+    """The pose that fits the points of object k best when they are these parts."""
+    rows = np.flatnonzero(result.object == k)
+    met = match[rows]
+    kinds = template_kinds(parts)
+    # The match may name an identical object: partition and match break that tie independently.
+    owners = np.unique(np.asarray(parts.owner)[met])
+    if len(owners) > 1 or kinds[owners[0]] != kinds[k]:
+        return None
+    F, offset = np.asarray(parts.F)[met], np.asarray(parts.offset)[met]
+    weight = np.sqrt(np.asarray(parts.feature_mask)[met] / np.asarray(parts.variance)[met])
+    design = (weight[..., None] * F).reshape(-1, F.shape[-1])
+    target = (weight * (np.asarray(result.scene.points)[rows] - offset)).ravel()
+    pose, _, rank, _ = np.linalg.lstsq(design, target)
+    return pose if rank == F.shape[-1] else None
+
+
+def truth_outlines(
+    scene: Scene, labels: Int[np.ndarray, " N"]
+) -> dict[int, Float[np.ndarray, "vertices 2"]]:
+    """Outlines through the points themselves."""
+    points = np.asarray(scene.points)[:, :2]
+    return {int(k): in_angular_order(points[labels == k]) for k in np.unique(labels[labels >= 0])}
+
+
+def in_angular_order(vertices: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:
+    """Vertices by their angle around the centroid, so that no two edges of the outline cross."""
+    x, y = (vertices - vertices.mean(axis=0)).T
+    return vertices[np.argsort(np.arctan2(y, x), kind="stable")]

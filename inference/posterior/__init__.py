@@ -1,0 +1,1 @@
+"""What a posterior is asked: densities, symmetries, a common frame, draws."""

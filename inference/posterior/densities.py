@@ -1,0 +1,218 @@
+"""What the program says of given draws: densities, densities of points, and points drawn anew.
+
+Everything is read from the program with the match summed out. Draws are dictionaries by site with
+one leading axis, without `match`; they are worked off in blocks of one size, so that each function
+compiles once for a program and a shape of scene.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer.util import log_density
+
+from inference.conditions.sets import has_presence, sets_are_open, with_sets
+from models.distributions.likelihood import MarginalParts, MatchedParts
+from models.errors import InputError
+from models.program.marginal import marginal
+from models.program.reading import Program, read
+from models.scenes import Scene
+
+Draws = Mapping[str, np.ndarray]
+"""Draws by site, all with the same leading axes."""
+
+BLOCK = 128
+
+
+def log_joint(program: Program, scene: Scene, draws: Draws) -> Float[np.ndarray, " draws"]:
+    """log p(points, latent sites) at each draw, with the match summed out.
+
+    A `presence` that the draws do not have is summed out too.
+    """
+    if "presence" not in draws and has_presence(program, scene):
+        return np.logaddexp.reduce(log_joint_by_set(program, scene, draws), axis=1)
+    return _in_blocks(_compiled(program, "joint"), _continuous(draws), scene)
+
+
+def log_joint_by_set(
+    program: Program, scene: Scene, draws: Draws
+) -> Float[np.ndarray, "draws sets"]:
+    """The same for each possible set of present objects, in the order of `possible_sets`."""
+    sets = with_sets(program, scene)
+    return _in_blocks(_compiled(program, "joint by set"), _continuous(draws), sets)
+
+
+def log_likelihood_by_point(
+    program: Program, scene: Scene, draws: Draws
+) -> Float[np.ndarray, "draws N"]:
+    """log p(point | all other points, latent sites) at each draw, zero in dummy rows."""
+    return _in_blocks(_compiled(program, "points"), _continuous(draws), scene)
+
+
+def prior_draws(
+    program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
+) -> dict[str, np.ndarray]:
+    """Draws of all latent sites from the prior, `match` as the part of each row."""
+    values, sets = {"key": _keys(key, num_draws)}, with_sets(program, scene)
+    drawn = _in_blocks(_compiled(program, "prior"), values, sets)
+    match = np.where(scene.present, drawn["match"].argmax(axis=-1), -1)
+    return drawn | {"match": match}
+
+
+def marginal_prior_draws(
+    program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
+) -> dict[str, np.ndarray]:
+    """The same without the match, which is what takes the time."""
+    values, sets = {"key": _keys(key, num_draws)}, with_sets(program, scene)
+    return _in_blocks(_compiled(program, "marginal prior"), values, sets)
+
+
+def replicate(
+    program: Program, scene: Scene, draws: Draws, key: Array | int = 0
+) -> Float[np.ndarray, "draws N d"]:
+    """For each draw new points from the likelihood, at the draw's own match; zero in dummy rows."""
+    match = np.asarray(draws["match"])
+    values = dict(draws) | {"match": match_matrix(match), "key": _keys(key, len(match))}
+    return _in_blocks(_compiled(program, "replicate"), values, scene)
+
+
+def computed(program: Program, scene: Scene, draws: Draws) -> dict[str, np.ndarray]:
+    """What the program computes at each draw: the poses and all deterministic sites."""
+    values = dict(draws) | {"match": match_matrix(np.asarray(draws["match"]))}
+    return _in_blocks(_compiled(program, "computed"), values, scene)
+
+
+def match_matrix(match: Int[np.ndarray, "*draws N"]) -> Float[np.ndarray, "*draws N N"]:
+    """The part of each row as a matrix of zeros and ones; rows of dummies are zero."""
+    return (match[..., None] == np.arange(match.shape[-1])).astype(float)
+
+
+def likelihood_at(program: Program, scene: Scene, values: Mapping[str, Any]) -> MatchedParts:
+    """The program's likelihood at some values of its latent sites; the others are drawn."""
+    no_match = {"match": np.eye(len(scene.points))}
+    sites = _trace(program, scene, no_match | dict(values), jax.random.key(0))
+    likelihood = sites["points"]["fn"] if "points" in sites else None
+    if not isinstance(likelihood, MatchedParts):
+        raise InputError(
+            f"the site 'points' of this program is a {type(likelihood).__name__}, wanted "
+            "MatchedParts, whose match can be summed out; edit the program"
+        )
+    return likelihood
+
+
+def points_of(program: Program, scene: Scene) -> Float[np.ndarray, "N d"]:
+    """What the program observes at its site of points; it may have centred or scaled them."""
+    sites = _trace(marginal(program), scene, {}, jax.random.key(0))
+    return np.asarray(sites["points"]["value"])
+
+
+def latent_supports(program: Program, scene: Scene) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Support and shape of every latent site other than pose and match."""
+    sites = _trace(marginal(program), scene, {}, jax.random.key(0))
+    return {
+        name: (site["fn"].support, site["fn"].shape())
+        for name, site in sites.items()
+        if site["type"] == "sample" and not site["is_observed"] and name != "pose"
+    }
+
+
+def as_key(key: Array | int) -> Array:
+    return jax.random.key(key) if isinstance(key, int) else key
+
+
+def flat(draws: Draws) -> dict[str, np.ndarray]:
+    """Chains one after another: one leading axis in place of (chains, draws)."""
+    return {name: np.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in draws.items()}
+
+
+def _keys(key: Array | int, count: int) -> Array:
+    return jax.random.split(as_key(key), count)
+
+
+def _continuous(draws: Draws) -> dict[str, Any]:
+    return {name: value for name, value in draws.items() if name != "match"}
+
+
+def _trace(program: Program, scene: Scene, values: Mapping[str, Any], key: Array) -> dict[str, Any]:
+    return trace(seed(_given(program, values), key)).get_trace(**scene.observed)
+
+
+def _given(program: Program, values: Mapping[str, Any]) -> Program:
+    """The program at values of its latent sites; of what it computes itself none are taken."""
+
+    def value_of(site: dict[str, Any]) -> Any:
+        latent = site["type"] == "sample" and not site["is_observed"]
+        return values.get(site["name"]) if latent else None
+
+    return substitute(program, substitute_fn=value_of)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(program: Program, what: str) -> Callable[..., Any]:
+    def joint(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, ""]:
+        return log_density(_given(marginal(program), values), (), observed, {})[0]
+
+    def joint_by_set(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " sets"]:
+        return jax.vmap(lambda flags: joint(values, observed | {"presence": flags}))(
+            observed["presence"]
+        )
+
+    def points(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " N"]:
+        sites = _trace(marginal(program), Scene(**observed), values, jax.random.key(0))
+        by_point = sites["points"]["fn"].log_prob_given_others(sites["points"]["value"])
+        return jnp.where(observed["present"], by_point, 0.0)
+
+    def prior(
+        values: dict[str, Array], observed: dict[str, Array], of: Program = program
+    ) -> dict[str, Array]:
+        key, drawn = values["key"], {}
+        if sets_are_open(observed):  # the prior, given the number of points
+            key, set_key = jax.random.split(key)
+            sets = observed["presence"]
+            scenes = (Scene(**observed)._replace(presence=flags) for flags in sets)
+            log_prior = jnp.stack([read(program, scene).log_constant for scene in scenes])
+            drawn["presence"] = sets[jax.random.categorical(set_key, log_prior)]
+        sites = _trace(of, Scene(**(observed | drawn)), {}, key)
+        latent = (s for s in sites.values() if s["type"] == "sample" and not s["is_observed"])
+        likelihood = sites["points"]["fn"]
+        matched = likelihood.matched if isinstance(likelihood, MarginalParts) else likelihood
+        pose = {"pose": matched.pose}  # a site of its own, or computed
+        return pose | drawn | {site["name"]: site["value"] for site in latent}
+
+    def anew(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, "N d"]:
+        latent = {name: value for name, value in values.items() if name != "key"}
+        sites = _trace(program, Scene(**observed), latent, jax.random.key(0))
+        return sites["points"]["fn"].sample(values["key"])
+
+    def computed(values: dict[str, Array], observed: dict[str, Array]) -> dict[str, Array]:
+        sites = _trace(program, Scene(**observed), values, jax.random.key(0))
+        found = {n: s["value"] for n, s in sites.items() if s["type"] == "deterministic"}
+        return found | {"pose": sites["points"]["fn"].pose}
+
+    functions: dict[str, Callable[..., Any]] = {
+        "joint": joint,
+        "joint by set": joint_by_set,
+        "points": points,
+        "prior": prior,
+        "marginal prior": functools.partial(prior, of=marginal(program)),
+        "replicate": anew,
+        "computed": computed,
+    }
+    return jax.jit(jax.vmap(functions[what], in_axes=(0, None)))
+
+
+def _in_blocks(function: Callable[..., Any], values: dict[str, Any], scene: Scene) -> Any:
+    """Call a function on all draws, a block of them at a time; the last block is padded."""
+    count = len(next(iter(values.values())))
+    observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
+    outputs = []
+    for start in range(0, count, BLOCK):
+        chosen = np.minimum(np.arange(start, start + BLOCK), count - 1)
+        block = {name: jnp.asarray(x)[chosen] for name, x in values.items()}
+        outputs.append(jax.tree.map(np.asarray, function(block, observed)))
+    return jax.tree.map(lambda *blocks: np.concatenate(blocks)[:count], *outputs)

@@ -1,0 +1,196 @@
+"""From draws to a `Result`: what all sampling methods share."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.handlers import seed, trace
+
+from inference.conditions.sets import possible_sets
+from inference.conditions.solve import ranked
+from inference.posterior import symmetry
+from inference.posterior.densities import computed, flat, log_joint_by_set
+from inference.posterior.relabel import frame_at_match, relabel
+from inference.result import Result
+from models.program.marginal import marginal, match_posterior
+from models.program.reading import Program
+from models.scenes import Scene
+
+R_HAT = 1.05
+"""Chains whose largest R-hat is below this have converged."""
+
+_BATCH = 64  # draws whose match is worked out together
+
+
+def recover_match(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray], key: Array
+) -> tuple[Int[np.ndarray, "chains draws N"], Float[np.ndarray, "N N"]]:
+    """A match for each draw of the other sites, exactly, and the average match probabilities.
+
+    The average is over the exact conditional probabilities of every draw (Rao-Blackwell), which
+    has a smaller error than the frequencies of the matches.
+    """
+    chains, count = next(iter(draws.values())).shape[:2]
+    flat = {name: x.reshape(chains * count, *x.shape[2:]) for name, x in draws.items()}
+    recover, observed = _recover(program), Scene(**scene.observed)
+    found = []
+    for start in range(0, chains * count, _BATCH):  # all alike, so that one compilation serves
+        some = np.arange(start, start + _BATCH) % (chains * count)
+        keys = jax.random.split(jax.random.fold_in(key, start), _BATCH)
+        drawn = recover(observed, {name: x[some] for name, x in flat.items()}, keys)
+        found.append(jax.tree.map(np.asarray, drawn))
+    match, match_probs = (
+        np.concatenate(pieces)[: chains * count] for pieces in zip(*found, strict=True)
+    )
+    match = np.where(scene.present, match, -1)
+    return match.reshape(chains, count, -1), match_probs.mean(axis=0)
+
+
+def recover_presence(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray], key: Array
+) -> Int[np.ndarray, "chains draws K"]:
+    """A set of present objects for each draw of the other sites, exactly; matches come after it."""
+    log_weight = log_joint_by_set(program, scene, flat(draws))
+    chosen = jax.random.categorical(jax.random.fold_in(key, 1), log_weight)
+    flags = np.asarray(possible_sets(program, scene).flags)[np.asarray(chosen)]
+    return flags.reshape(*next(iter(draws.values())).shape[:2], -1)
+
+
+def with_computed(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The draws with what the program computes from them: `pose`, and deterministic sites."""
+    shape = draws["match"].shape[:2]
+    found = computed(program, scene, flat(draws))
+    return draws | {name: x.reshape(*shape, *x.shape[1:]) for name, x in found.items()}
+
+
+@functools.lru_cache(maxsize=32)
+def _recover(program: Program) -> Callable[..., tuple[Array, Array]]:
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, 0, 0))
+    def recover(scene: Scene, values: dict[str, Array], key: Array) -> tuple[Array, Array]:
+        posterior = match_posterior(program, scene, values)
+        return posterior.sample(key).argmax(axis=-1), posterior.mean
+
+    return recover
+
+
+def result_of_draws(
+    method: str,
+    program: Program,
+    scene: Scene,
+    draws: dict[str, np.ndarray],
+    match_probs: Float[np.ndarray, "N N"],
+    sample_stats: dict[str, np.ndarray],
+    steps: int,
+    *,
+    converged: Any = None,
+    **more: Any,
+) -> Result:
+    """Moments of the draws and the most frequent partition.
+
+    Where it is not given, `converged` goes by the worst R-hat, of the log density `lp` and of the
+    poses after they were relabelled (`inference.posterior.relabel`), as `az.summary` has it. So
+    chains that sit in modes that are images of each other count as converged, and the poses of such
+    modes have to be brought to a common frame before they are averaged; chains in modes that are no
+    such images do not, though their log density may be the same.
+    """
+    owner = owner_of(program, scene)
+    pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
+    centred = pose - pose.mean(axis=0)
+    details = more.pop("details", {})
+    if "presence" in draws:
+        details = details | _presence_of(draws["presence"])
+    if converged is None:
+        r_hats = {
+            "lp_r_hat": largest_r_hat(sample_stats["lp"]),
+            "pose_r_hat": largest_r_hat(_in_one_frame(program, scene, draws, sample_stats["lp"])),
+        }
+        converged, details = max(r_hats.values()) < R_HAT, details | r_hats
+    return Result(
+        method=method,
+        scene=scene,
+        match_probs=match_probs,
+        pose_mean=pose.mean(axis=0),
+        pose_covariance=np.einsum("skp,skq->kpq", centred, centred) / (len(pose) - 1),
+        object=frequent_partition(draws["match"], owner, scene.present),
+        owner=owner,
+        converged=np.asarray(converged),
+        steps=np.asarray(steps),
+        draws=draws,
+        sample_stats=sample_stats or None,
+        details=details,
+        **more,
+    )
+
+
+def _presence_of(presence: Int[np.ndarray, "chains draws K"]) -> dict[str, Any]:
+    """How often each object is present, and the most frequent sets, as `inference.presence` has."""
+    flat_sets = presence.reshape(-1, presence.shape[-1])
+    sets, counts = np.unique(flat_sets, axis=0, return_counts=True)
+    return {
+        "presence": (flat_sets > 0).mean(axis=0),
+        "presence_sets": ranked(sets, counts / len(flat_sets)),
+    }
+
+
+def largest_r_hat(values: Float[np.ndarray, "chains draws *rest"]) -> float:
+    """Largest rank-normalised split R-hat; what all chains have the same value of counts as 1."""
+    import arviz as az  # slow to import, and the commands start without it
+
+    if len(values) == 1:  # a chain alone is held against itself
+        half = values.shape[1] // 2
+        values = values[:, : 2 * half].reshape(2, half, *values.shape[2:])
+    by_value = np.moveaxis(values.reshape(*values.shape[:2], -1), -1, 0)
+    moving = [x for x in by_value if np.ptp(x) > 0]
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains that each stand still
+        r_hats = np.array([1.0, *(az.rhat(x) for x in moving)])
+    return float(np.nan_to_num(r_hats, nan=np.inf).max())
+
+
+def _in_one_frame(
+    program: Program, scene: Scene, draws: dict[str, np.ndarray], log_density: np.ndarray
+) -> Float[np.ndarray, "chains draws K p"]:
+    """Poses relabelled to the frame of the most probable draw."""
+    best = np.unravel_index(log_density.argmax(), log_density.shape)
+    values = {name: x[best] for name, x in draws.items() if name != "match"}
+    frame = frame_at_match(program, scene, draws["match"][best], values)
+    return relabel(symmetry.find(program, scene), frame, draws)["pose"]
+
+
+def frequent_partition(
+    match: Int[np.ndarray, "chains draws N"],
+    owner: Int[np.ndarray, " N"],
+    present: Bool[np.ndarray, " N"],
+) -> Int[np.ndarray, " N"]:
+    """The partition that most draws have, whatever its objects are called in each of them.
+
+    Its own labels are those that most of these draws agree on.
+    """
+    labels = np.where(present, owner[match.reshape(-1, match.shape[-1])], -1)
+    distinct, counts = np.unique(labels, axis=0, return_counts=True)
+    together = distinct[:, :, None] == distinct[:, None, :]
+    _, grouping = np.unique(together.reshape(len(distinct), -1), axis=0, return_inverse=True)
+    frequency = np.bincount(grouping.ravel(), weights=counts)
+    in_best = grouping.ravel() == frequency.argmax()
+    return distinct[np.where(in_best, counts, 0).argmax()]
+
+
+def owner_of(program: Program, scene: Scene) -> Int[np.ndarray, " N"]:
+    """The object that each part belongs to."""
+    sites = trace(seed(marginal(program), jax.random.key(0))).get_trace(**scene.observed)
+    return np.asarray(sites["points"]["fn"].matched.parts.owner)
+
+
+def as_chains(collected: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays (draws, chains, ...) as (chains, draws, ...), as `Result` and ArviZ have them."""
+    return {name: np.swapaxes(np.asarray(x), 0, 1) for name, x in collected.items()}
+
+
+def one_hot(match: Int[Array, "*batch N"], num_parts: int) -> Float[Array, "*batch N N"]:
+    return jax.nn.one_hot(match, num_parts, dtype=jnp.result_type(float))

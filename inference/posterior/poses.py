@@ -1,0 +1,205 @@
+"""Poses that a program computes from other sites, such as polar coordinates.
+
+A program may draw its poses at the site `pose`, or compute them: as `numpyro.deterministic`, under
+another name, by a reparameterisation. All that the likelihood needs is their value. What is known
+of a computed pose, such as where coordinate ascent found it, has to be translated into values of
+the sites that it is computed from: `latents_at` does that by least squares.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
+from numpyro.handlers import seed, trace
+from numpyro.infer.util import constrain_fn, unconstrain_fn
+from scipy.optimize import least_squares
+
+from models.errors import InputError
+from models.program.marginal import marginal, pose_of
+from models.program.reading import Program
+from models.scenes import Scene
+
+Observed = dict[str, Any]
+Values = dict[str, Array]
+
+_PROBES = 2  # prior draws at which it is seen what a pose depends on
+_STARTS = 4  # of least squares, for each chain
+
+
+class Latents(NamedTuple):
+    """Where chains begin, for sites that poses are computed from."""
+
+    values: Values
+    """Of all latent sites, chains first."""
+    covariance: Float[Array, "chains latents latents"]
+    """Of the unconstrained values of the sites of the pose, in the order of their names."""
+
+
+def pose_sites(program: Program, scene: Scene) -> tuple[str, ...]:
+    """Names of the latent sites that poses depend on, in order.
+
+    ("pose",) where the likelihood takes the value of the site `pose` as it is. A site of that name
+    whose value is changed on its way to the likelihood is refused, because draws and results have
+    one `pose`, the likelihood's.
+    """
+    keys = jax.random.split(jax.random.key(0), _PROBES)
+    same, depends = jax.tree.map(np.asarray, _dependence(program)(keys, scene.observed))
+    if same is not None and not same.all():
+        raise InputError(
+            "site 'pose': the likelihood gets another pose than the value of this site; give the "
+            "site another name, so that 'pose' can stand for what the likelihood gets"
+        )
+    return ("pose",) if same is not None else tuple(n for n in sorted(depends) if depends[n].any())
+
+
+def is_site(program: Program, scene: Scene) -> bool:
+    """Whether the pose is a site of its own, at which densities can be evaluated."""
+    return pose_sites(program, scene) == ("pose",)
+
+
+def prior_draws(program: Program, observed: Observed, key: Array, count: int) -> Values:
+    """Draws of all latent sites but the match."""
+    return _prior_draws(program)(jax.random.split(key, count), observed)
+
+
+@functools.lru_cache(maxsize=32)
+def _prior_draws(program: Program) -> Callable[[Array, Observed], Values]:
+    """Compiled once for each program and shape of its scenes."""
+    draw = functools.partial(_prior_draw, program)
+    return jax.jit(jax.vmap(draw, in_axes=(0, None)))
+
+
+def _prior_draw(program: Program, key: Array, observed: Observed) -> Values:
+    sites = trace(seed(marginal(program), key)).get_trace(**observed)
+    return {
+        name: site["value"]
+        for name, site in sites.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+
+
+def latents_at(
+    program: Program,
+    observed: Observed,
+    names: tuple[str, ...],
+    values: Values,
+    prior: Values,
+    target: Float[Array, "chains K p"],
+    covariance: Float[Array, "chains K p p"],
+) -> Latents:
+    """For each chain latents whose poses are as near to a target as the prior lets them be.
+
+    Least squares in the unconstrained values of the sites that poses depend on: the distance to the
+    target in its own covariance, and that to the prior in its mean and variances. It starts from
+    the prior draws whose poses are the nearest. Other sites stay where they are, and a chain for
+    which no start ends in finite numbers keeps the values that it had.
+
+    Args:
+        names: the sites that poses depend on.
+        values: of all latent sites, one for each chain.
+        prior: draws of all latent sites.
+    """
+    maps = _maps(program, names)
+    draws = np.asarray(maps.flat(prior, observed))
+    mean, scale = draws.mean(axis=0), np.maximum(draws.std(axis=0), 1e-6)
+    factors = np.swapaxes(np.linalg.cholesky(np.linalg.inv(np.asarray(covariance))), -1, -2)
+    begins, covariances = [], []
+    for chain, (goal, factor) in enumerate(zip(np.asarray(target), factors, strict=True)):
+        own = jax.tree.map(lambda x, chain=chain: x[chain], values)
+
+        def residual(flat: Any, own: Any = own, goal: Any = goal, factor: Any = factor) -> Any:
+            missed = np.asarray(maps.pose(flat, own, observed)) - goal
+            return np.r_[np.einsum("kpq,kq->kp", factor, missed).ravel(), (flat - mean) / scale]
+
+        def slope(flat: Any, own: Any = own, factor: Any = factor) -> Any:
+            of_pose = np.asarray(maps.slope(flat, own, observed))
+            of_pose = np.einsum("kpq,kqz->kpz", factor, of_pose).reshape(-1, len(mean))
+            return np.r_[of_pose, np.diag(1 / scale)]
+
+        cost = np.array([np.sum(residual(flat) ** 2) for flat in draws])
+        nearest = np.argsort(np.nan_to_num(cost, nan=np.inf))[:_STARTS]
+        ends = [least_squares(residual, draws[i], slope) for i in nearest if np.isfinite(cost[i])]
+        ends = [end for end in ends if np.isfinite(end.jac).all()]
+        if ends:
+            best = min(ends, key=lambda end: end.cost)
+            begins.append(maps.values(best.x, own, observed))
+            covariances.append(np.linalg.inv(best.jac.T @ best.jac))
+        else:
+            begins.append(own)
+            covariances.append(np.eye(len(mean)))
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *begins)
+    return Latents(stacked, jnp.asarray(np.stack(covariances)))
+
+
+def num_latents(
+    program: Program, observed: Observed, names: tuple[str, ...], values: Values
+) -> int:
+    """How many unconstrained numbers the named sites have."""
+    return _maps(program, names).flat(values, observed).shape[-1]
+
+
+class _Maps(NamedTuple):
+    """Between values of sites, flat unconstrained values of those of the pose, and poses."""
+
+    flat: Callable[[Values, Observed], Float[Array, "draws latents"]]
+    values: Callable[[Float[Array, " latents"], Values, Observed], Values]
+    pose: Callable[[Float[Array, " latents"], Values, Observed], Float[Array, "K p"]]
+    slope: Callable[[Float[Array, " latents"], Values, Observed], Float[Array, "K p latents"]]
+
+
+@functools.lru_cache(maxsize=32)
+def _maps(program: Program, names: tuple[str, ...]) -> _Maps:
+    """Compiled once for each program and shape of its scenes."""
+
+    def unconstrained(values: Values, observed: Observed) -> Values:
+        return unconstrain_fn(marginal(program), (), observed, values)
+
+    def flat(values: Values, observed: Observed) -> Float[Array, " latents"]:
+        z = unconstrained(values, observed)
+        return ravel_pytree({name: z[name] for name in names})[0]
+
+    def values_at(latents: Float[Array, " latents"], own: Values, observed: Observed) -> Values:
+        z = unconstrained(own, observed)
+        _, unravel = ravel_pytree({name: z[name] for name in names})
+        return constrain_fn(marginal(program), (), observed, z | unravel(latents))
+
+    def pose(
+        latents: Float[Array, " latents"], own: Values, observed: Observed
+    ) -> Float[Array, "K p"]:
+        return pose_of(program, Scene(**observed), values_at(latents, own, observed))
+
+    return _Maps(
+        jax.jit(jax.vmap(flat, in_axes=(0, None))),
+        jax.jit(values_at),
+        jax.jit(pose),
+        jax.jit(jax.jacfwd(pose)),
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _dependence(
+    program: Program,
+) -> Callable[..., tuple[Bool[Array, " probes"] | None, Mapping[str, Bool[Array, " probes"]]]]:
+    """Whether poses are the site `pose` (None without one), and which sites they change with."""
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def dependence(key: Array, observed: Observed) -> Any:
+        values = _prior_draw(program, key, observed)
+        real = {n: x for n, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
+
+        def pose(real: Values) -> Float[Array, "K p"]:
+            return pose_of(program, Scene(**observed), values | real)
+
+        if "pose" in values:
+            got = pose(real)
+            is_own = values["pose"].shape == got.shape and jnp.all(got == values["pose"])
+            return jnp.asarray(is_own), {}
+        return None, {name: jnp.any(x != 0) for name, x in jax.jacfwd(pose)(real).items()}
+
+    return dependence

@@ -1,0 +1,195 @@
+"""Symmetries of a program: changes of the poses that leave its density as it is.
+
+Two squares can be swapped, and one square can be turned by 90 degrees: with the match renamed to go
+with it, every point is explained as before. So the posterior of a scene with two squares has
+2 x 4 x 4 = 32 copies of each mode. `find` looks for all such changes: linear maps of poses that put
+the parts of one object where those of another (or its own) were, and under which the density of the
+program itself does not change, so an edited prior that breaks a symmetry is noticed.
+
+Where a program computes its poses from other sites, its density at a changed pose cannot be had by
+changing the pose. Then no symmetry is used: chains in modes that are images of each other count as
+different.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from inference.posterior.densities import likelihood_at, log_joint, marginal_prior_draws
+from inference.posterior.poses import is_site
+from models.program.reading import Program
+from models.scenes import Scene
+from models.templates import Parts
+
+_PROBES = 2  # prior draws at which the density is compared
+
+
+class Turn(NamedTuple):
+    """Pose y of a source object and pose matrix y + shift of a target put their parts alike."""
+
+    matrix: Float[np.ndarray, "p p"]
+    shift: Float[np.ndarray, " p"]
+    part: Int[np.ndarray, " n"]
+    """For each part of the source the part of the target that comes to lie in its place."""
+
+    def __call__(self, pose: Float[np.ndarray, "*draws p"]) -> Float[np.ndarray, "*draws p"]:
+        return pose @ self.matrix.T + self.shift
+
+    @property
+    def is_identity(self) -> bool:
+        return np.array_equal(self.matrix, np.eye(len(self.shift))) and not self.shift.any()
+
+    def inverse(self, pose: Float[np.ndarray, "*draws p"]) -> Float[np.ndarray, "*draws p"]:
+        return np.linalg.solve(self.matrix, (pose - self.shift)[..., None])[..., 0]
+
+
+class Symmetry(NamedTuple):
+    """All turns between objects: `turns[source, target]`; of an object to itself, identity first.
+
+    The whole group is every permutation of objects of one kind with any turns.
+    """
+
+    turns: dict[tuple[int, int], tuple[Turn, ...]]
+    owner: Int[np.ndarray, " N"]
+
+    @property
+    def kinds(self) -> Int[np.ndarray, " K"]:
+        """For each object the first one that it can be swapped with."""
+        return np.array(
+            [min(j for j in range(self.num_objects) if (k, j) in self.turns) for k in self._all]
+        )
+
+    @property
+    def num_objects(self) -> int:
+        return int(self.owner.max()) + 1
+
+    @property
+    def order(self) -> int:
+        """How many elements the group has: copies of each mode of a posterior."""
+        swaps = math.prod(math.factorial(int(n)) for n in np.bincount(self.kinds))
+        return swaps * math.prod(len(self.turns[k, k]) for k in self._all)
+
+    @property
+    def _all(self) -> range:
+        return range(self.num_objects)
+
+
+def find(program: Program, scene: Scene) -> Symmetry:
+    """The symmetries of a program at a scene."""
+    parts = likelihood_at(program, scene, {}).parts
+    parts = jax.tree.map(np.asarray, parts)
+    candidates = [
+        (source, target, turn)
+        for source in range(parts.num_objects)
+        for target in range(source, parts.num_objects)
+        for turn in _template_turns(parts, source, target)
+    ]
+    if is_site(program, scene):
+        kept = _that_keep_the_density(program, scene, candidates)
+    else:
+        kept = [(j, k, turn) for j, k, turn in candidates if j == k and turn.is_identity]
+    turns: dict[tuple[int, int], list[Turn]] = {}
+    for source, target, turn in kept:
+        turns.setdefault((source, target), []).append(turn)
+        if source != target:
+            back = Turn(
+                turn.inverse(np.eye(len(turn.shift)) + turn.shift).T,
+                turn.inverse(np.zeros_like(turn.shift)),
+                np.argsort(turn.part),
+            )
+            turns.setdefault((target, source), []).append(back)
+    return Symmetry({pair: tuple(found) for pair, found in turns.items()}, parts.owner)
+
+
+def _template_turns(parts: Parts, source: int, target: int) -> Iterator[Turn]:
+    """Every affine map of poses under which two templates put the same parts in the same places.
+
+    A few parts of the target fix the map: they are laid on every choice of parts of the source, and
+    a map that so arises is one if all other parts find their place too.
+    """
+    first, second = (_template(parts, k) for k in (source, target))
+    if first.places.shape != second.places.shape:
+        return
+    size, pose_dim = len(first.F), first.F.shape[-1]
+    basis = _basis(second.F)
+    inverse = np.linalg.pinv(second.F[basis].reshape(-1, pose_dim))
+    identity = np.arange(size)
+    chosen = sorted(
+        itertools.permutations(range(size), len(basis)), key=lambda c: c != tuple(identity[basis])
+    )
+    seen: list[np.ndarray] = []
+    for laid_on in map(list, chosen):
+        matrix = inverse @ first.F[laid_on].reshape(-1, pose_dim)
+        shift = inverse @ (first.offset[laid_on] - second.offset[basis]).ravel()
+        if tuple(laid_on) == tuple(identity[basis]) and np.allclose(first.places, second.places):
+            matrix, shift = np.eye(pose_dim), np.zeros(pose_dim)  # also where the basis falls short
+        moved = second.moved(matrix, shift)
+        gaps = np.abs(first.places[:, None] - moved[None]).max(axis=-1)
+        part = gaps.argmin(axis=1)
+        fits = gaps.min(axis=1).max() < 1e-8 and len(np.unique(part)) == size
+        new = not any(np.allclose(matrix, other) for other in seen)
+        if fits and new and abs(np.linalg.det(matrix)) > 1e-8:
+            seen.append(matrix)
+            yield Turn(matrix, shift, part)
+
+
+class _Template(NamedTuple):
+    F: Float[np.ndarray, "n d p"]
+    offset: Float[np.ndarray, "n d"]
+    kind: Float[np.ndarray, "n f"]
+    """What else tells parts apart: noise, type, which features count."""
+
+    @property
+    def places(self) -> Float[np.ndarray, "n f"]:
+        return np.c_[self.F.reshape(len(self.F), -1), self.offset, self.kind]
+
+    def moved(
+        self, matrix: Float[np.ndarray, "p p"], shift: Float[np.ndarray, " p"]
+    ) -> Float[np.ndarray, "n f"]:
+        """The places as functions of the source's pose."""
+        return self._replace(F=self.F @ matrix, offset=self.F @ shift + self.offset).places
+
+
+def _template(parts: Parts, k: int) -> _Template:
+    own = parts.owner == k
+    mask = parts.feature_mask[own]
+    kind = np.c_[mask, np.where(mask, parts.variance[own], 0.0), parts.type[own]]
+    return _Template(
+        parts.F[own] * mask[..., None], np.where(mask, parts.offset[own], 0.0), kind.astype(float)
+    )
+
+
+def _basis(F: Float[np.ndarray, "n d p"]) -> list[int]:
+    """The fewest parts, taken in order, whose places say all that the places of all parts do."""
+    rank = np.linalg.matrix_rank
+    basis: list[int] = []
+    for n in range(len(F)):
+        tried = [*basis, n]
+        if rank(np.concatenate(F[tried])) > (rank(np.concatenate(F[basis])) if basis else 0):
+            basis = tried
+    return basis
+
+
+def _that_keep_the_density(
+    program: Program, scene: Scene, candidates: list[tuple[int, int, Turn]]
+) -> list[tuple[int, int, Turn]]:
+    """Those under which the program's own density is the same at some draws of its prior."""
+    draws = marginal_prior_draws(program, scene, num_draws=_PROBES)
+    draws.pop("presence", None)  # a swap of objects changes it, so the density is summed over it
+    poses = [draws["pose"]]
+    for source, target, turn in candidates:
+        pose = draws["pose"].copy()
+        pose[:, target] = turn(draws["pose"][:, source])
+        if source != target:
+            pose[:, source] = turn.inverse(draws["pose"][:, target])
+        poses.append(pose)
+    repeated = {name: np.concatenate([x] * len(poses)) for name, x in draws.items()}
+    values = log_joint(program, scene, repeated | {"pose": np.concatenate(poses)})
+    before, *after = values.reshape(len(poses), _PROBES)
+    same = [np.allclose(before, value, rtol=1e-9, atol=1e-6) for value in after]
+    return list(itertools.compress(candidates, same))

@@ -1,0 +1,1 @@
+"""Variational inference: coordinate ascent with restarts, and gradient steps."""

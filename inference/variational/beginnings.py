@@ -1,0 +1,187 @@
+"""Where Markov chains and automatic guides begin: at draws of q, or of the prior.
+
+A scene's posterior is sharp (a precision of 1e4) and has many modes, so chains that begin at the
+prior seldom arrive. By default they begin at draws of q from restarts of coordinate ascent, a
+restart for each chain. That needs a conjugate program; where the program is not, `stand_in` is a
+conjugate program nearby, good enough to begin from.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+from numpyro.handlers import block
+from numpyro.primitives import Messenger
+
+from inference.conditions.sets import at_first_set, has_presence, with_sets
+from inference.posterior.poses import is_site, latents_at, num_latents, pose_sites, prior_draws
+from inference.variational import cavi
+from models.distributions.likelihood import MatchedParts
+from models.errors import ConjugacyError, InputError
+from models.program.batches import check_conjugate
+from models.program.marginal import pose_of
+from models.program.reading import Program
+from models.scenes import Scene
+
+RESTARTS = 8
+"""Runs of coordinate ascent for each chain, the best of which it begins at."""
+
+_PRIOR_DRAWS = 255
+
+
+class Beginnings(NamedTuple):
+    """Where chains begin: a value of each latent site, and how uncertain the poses are there."""
+
+    values: dict[str, Float[Array, "chains ..."]]
+    covariance: Float[Array, "chains blocks size size"]
+    """Of the sites that poses depend on, unconstrained: of the pose of each object or, where poses
+    are computed from other sites, of all of those in one block, in the order of their names."""
+
+
+def beginnings(
+    program: Program,
+    scene: Scene,
+    key: Array,
+    num_chains: int,
+    start: Literal["vi", "prior"] = "vi",
+) -> Beginnings:
+    """A beginning for each chain: a draw of the prior or, for poses, of q after a restart.
+
+    Where a program computes its poses, the sites that they depend on begin where least squares
+    finds the poses of that draw.
+    """
+    if start not in ("vi", "prior"):
+        raise InputError(f"there is no start {start!r}; choose 'vi' or 'prior'")
+    prior_key, vi_key, pose_key = jax.random.split(key, 3)
+    given = at_first_set(with_sets(program, scene).observed)
+    values = prior_draws(program, given, prior_key, num_chains)
+    names = pose_sites(program, scene)
+    if names == ("pose",):
+        unit = jnp.eye(values["pose"].shape[-1])
+        covariance = jnp.broadcast_to(unit, (*values["pose"].shape, len(unit)))
+    else:
+        unit = jnp.eye(num_latents(program, given, names, values))
+        covariance = jnp.broadcast_to(unit, (num_chains, 1, *unit.shape))
+    if start == "vi":
+        nearby = conjugate(program, Scene(**given))
+        copies = Scene(**scene.batch().take(np.zeros(num_chains, int)).observed)
+        if has_presence(program, scene):  # q given the best set, not mixed over sets
+            mixed = cavi.run(nearby, copies, vi_key, restarts=RESTARTS)
+            best = np.stack([sets[0][0] for sets in mixed.details["presence_sets"]])
+            copies = copies._replace(presence=best)
+        found = cavi.run(nearby, copies, vi_key, restarts=RESTARTS)
+        covariance = jnp.asarray(found.pose_covariance)
+        pose = dist.MultivariateNormal(found.pose_mean, covariance).sample(pose_key)
+        if names == ("pose",):
+            values = values | {"pose": pose}
+        else:
+            prior = prior_draws(program, given, jax.random.fold_in(prior_key, 1), _PRIOR_DRAWS)
+            values, joint = latents_at(program, given, names, values, prior, pose, covariance)
+            covariance = joint[:, None]
+    return Beginnings(values, covariance)
+
+
+def conjugate(program: Program, scene: Scene) -> Program:
+    """The program itself if the closed forms hold for it, else its stand-in."""
+    try:
+        check_conjugate(program, scene)
+    except ConjugacyError:
+        program = _stand_in(program, not is_site(program, scene))
+        check_conjugate(program, scene)
+    return program
+
+
+class stand_in(Messenger):  # lower case, as NumPyro's handlers are
+    """Effect handler: a conjugate program near this one.
+
+    The pose prior becomes Normal, with the median and the quartiles that it had, the noise becomes
+    Normal with the scale that it had, and all further latent sites are fixed at the median of their
+    priors.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample" or msg["name"] in ("match", "presence"):
+            return
+        if isinstance(msg["fn"], MatchedParts):
+            msg["fn"] = _with_normal_noise(msg["fn"], msg["fn"].pose)
+        elif not msg["is_observed"]:
+            prior = msg["fn"]
+            draws = prior.sample(jax.random.key(0), (_PRIOR_DRAWS,))
+            low, median, high = jnp.quantile(draws, jnp.array([0.25, 0.5, 0.75]), axis=0)
+            if msg["name"] == "pose":
+                msg["fn"] = dist.Normal(median, (high - low) / 1.349).to_event(prior.event_dim)
+            else:
+                msg["value"], msg["stop"] = median, True
+
+
+class computed_stand_in(Messenger):
+    """Effect handler: the same for a program that computes its poses from other sites.
+
+    Args:
+        pose: what the likelihood gets in place of the computed pose.
+        medians: values for all latent sites.
+    """
+
+    def __init__(
+        self, fn: Program | None, pose: Float[Array, "K p"], medians: Mapping[str, Array]
+    ) -> None:
+        self.pose, self.medians = pose, medians
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "deterministic" and msg["name"] == "pose":
+            msg["stop"] = True  # its name is that of the site that stands for it
+        elif msg["type"] == "sample" and isinstance(msg["fn"], MatchedParts):
+            msg["fn"] = _with_normal_noise(msg["fn"], self.pose)
+        elif msg["type"] == "sample" and msg["name"] in self.medians and not msg["is_observed"]:
+            msg["value"], msg["stop"] = self.medians[msg["name"]], True
+
+
+def _with_normal_noise(given: MatchedParts, pose: Float[Array, "K p"]) -> MatchedParts:
+    return MatchedParts(
+        given.match,
+        pose,
+        given.parts,
+        precision=given.precision,
+        beta=given.beta,
+        present=given.present,
+    )
+
+
+def _prior_moments(
+    program: Program, observed: dict[str, Any]
+) -> tuple[Float[Array, "K p"], Float[Array, "K p p"], dict[str, Array]]:
+    """Mean and covariance of each object's pose in draws of the prior, medians of other sites."""
+
+    def pose_at(values: dict[str, Array]) -> Float[Array, "K p"]:
+        return pose_of(program, Scene(**observed), values)
+
+    with block():  # these draws are no sites of the program around them
+        draws = prior_draws(program, observed, jax.random.key(0), _PRIOR_DRAWS)
+        pose = jax.vmap(pose_at)(draws)
+    mean = pose.mean(axis=0)
+    covariance = jnp.einsum("skp,skq->kpq", pose - mean, pose - mean) / (_PRIOR_DRAWS - 1)
+    size = jnp.trace(covariance, axis1=-2, axis2=-1)[:, None, None]
+    covariance += (1e-6 * size + 1e-12) * jnp.eye(pose.shape[-1])  # where a pose has fixed entries
+    medians = {n: jnp.median(x, axis=0) for n, x in draws.items() if n != "presence"}
+    return mean, covariance, medians
+
+
+@functools.lru_cache(maxsize=32)  # methods compile once for each program, told apart by identity
+def _stand_in(program: Program, computes_pose: bool) -> Program:
+    if not computes_pose:
+        return stand_in(program)
+    moments = jax.jit(functools.partial(_prior_moments, program))  # runs at every trace
+
+    def nearby(**observed: Any) -> Any:
+        mean, covariance, medians = moments(observed)
+        pose = numpyro.sample("pose", dist.MultivariateNormal(mean, covariance))
+        return computed_stand_in(program, pose, medians)(**observed)
+
+    return nearby

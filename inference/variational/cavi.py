@@ -1,0 +1,171 @@
+"""Coordinate ascent on the mean-field ELBO: the paper's Algorithm 1 with restarts, on the program.
+
+`inference.variational.ascent` has the step, `inference.variational.pool` the many runs at once, and
+this is the front door.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from guides.projections import PROJECTIONS
+from inference.conditions import solve as conditions
+from inference.conditions.problem import Problem
+from inference.conditions.search import search
+from inference.result import Result, partition
+from inference.variational.ascent import Schedule
+from inference.variational.pool import Ended, Engine, best_of_restarts, run_keys
+from inference.variational.pool import engine as make_engine
+from inference.variational.restarts import Restarts
+from models.distributions.match import MixtureMatch
+from models.errors import InputError
+from models.program.reading import Program
+from models.scenes import Scene, check_scene
+
+_DEFAULT = Schedule()
+
+MAX_TRIED = 256
+"""Sets of present objects beyond which they are not all tried, but searched among."""
+
+PUBLISHED_GMM: dict[str, Any] = {
+    "start": "uniform",
+    "projection": "softmax",
+    "restarts": 5,
+    "confirmations": None,
+    "schedule": Schedule(beta_max=0.05, max_steps=500),
+    "fewest_points": 0.0,
+}
+"""Settings of `run` that follow the code published with the paper for GCM-GMM, on the program
+`published_mixture`: no annealing at all, and sparse solutions pass. That for GCM-DS is
+`inference.variational.published`."""
+
+
+def run(
+    program: Program,
+    scene: Scene,
+    key: Array | int = 0,
+    *,
+    restarts: int = 16,
+    confirmations: int | None = 3,
+    start: Literal["poses", "uniform"] = "poses",
+    projection: Literal["auto", "sinkhorn", "bethe", "softmax"] = "auto",
+    schedule: Schedule = _DEFAULT,
+    fewest_points: float = 2.0,
+    history: bool = False,
+    devices: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Fit q(Z) q(Y) to one scene or to each of a batch, and keep the best of several restarts.
+
+    Args:
+        program: a NumPyro program with a Normal pose prior, one of the three match priors, and
+            `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
+        key: seed or JAX key. A scene's result depends on it and on the scene's place in the batch.
+        restarts: runs for each scene, at most.
+        confirmations: a scene is done as soon as so many runs have reached its best ELBO; None to
+            make all of its runs.
+        start: "poses" that tuples of points suggest, or the paper's "uniform" random R.
+        projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
+            one that the match prior of the program asks for.
+        fewest_points: a run ends in a sparse solution if an object surely has a point but not so
+            many in all; it is started anew, up to four times for each restart, and others go before
+            it. Zero lets every run pass.
+        history: keep the ELBO's terms, beta, R and poses of each step of the best run.
+        devices: local devices that the runs are spread over.
+        progress: called with (runs finished, runs in all) now and then.
+    """
+    began = time.perf_counter()
+    if restarts < 1:
+        raise InputError(f"restarts must be at least 1, got {restarts}")
+    if confirmations is not None and confirmations < 1:
+        raise InputError(
+            f"confirmations must be at least 1, or None for no limit, got {confirmations}"
+        )
+    base_key = jax.random.key(key) if isinstance(key, int) else key
+    number = Restarts(restarts, confirmations, fewest_points)
+
+    def solve(problem: Problem) -> Result:
+        name = _projection(problem, projection)
+        engine = make_engine(problem.skeleton, name, start, schedule, devices)
+        best = best_of_restarts(engine, problem, base_key, number, progress)
+        constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
+        result = _result(problem, best, name, constant)
+        if history and not problem.is_conditional:
+            alone = make_engine(problem.skeleton, name, start, schedule)
+            trace = _history(alone, problem, base_key, best)
+            trace |= {name: trace[name] + constant for name in ("elbo", "match")}
+            result = replace(result, history=trace)
+        return result
+
+    result = conditions.solve(
+        program,
+        check_scene(scene).batch(),
+        solve,
+        or_bound=True,
+        tolerance=10 * schedule.tolerance,
+        search=search,
+        max_values=MAX_TRIED,
+    )
+    result = result if scene.is_batch else result.take(0)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _projection(problem: Problem, name: str) -> str:
+    """The projection that a match prior asks for, or the one that was asked for if it fits."""
+    family = problem.skeleton.match_family
+    is_mixture = family is MixtureMatch
+    if name == "auto":
+        return "softmax" if is_mixture else "sinkhorn"
+    if (name == "softmax") != is_mixture:
+        raise InputError(
+            f"the projection {name!r} does not fit the match prior {family.__name__}; a "
+            "MixtureMatch requires 'softmax', the other priors 'sinkhorn' or 'bethe'"
+        )
+    return name
+
+
+def _result(problem: Problem, best: Ended, projection: str, constant: np.ndarray) -> Result:
+    scenes, owner = problem.scenes, problem.owner
+    return Result(
+        method={"softmax": "gmm", "bethe": "bethe"}.get(projection, "ds"),
+        scene=scenes,
+        match_probs=best.match_probs,
+        pose_mean=best.pose_mean,
+        pose_covariance=best.pose_covariance,
+        object=partition(best.match_probs, owner, scenes.present),
+        owner=owner,
+        converged=best.converged,
+        steps=best.steps,
+        elbo=best.elbo + constant,
+        details={"sparse": best.sparse, "attempt": best.attempt},
+    )
+
+
+def _history(
+    engine: Engine, problem: Problem, base_key: Array, best: Ended
+) -> dict[str, np.ndarray]:
+    """Do the best runs again, one step at a time, and write down what happens."""
+    keys = run_keys(base_key, np.c_[np.arange(len(best.attempt)), best.attempt])
+    pool = engine.start(problem.reading.model, keys)
+    steps = []
+    while not np.asarray(pool.state.done).all():
+        pool = engine.advance_one(pool)
+        state = pool.state
+        steps.append(
+            {
+                "elbo": state.terms.elbo,
+                "log_likelihood": state.terms.log_likelihood,
+                "pose": state.terms.pose,
+                "match": state.terms.match,
+                "beta": state.beta,
+                "match_probs": jnp.moveaxis(state.match_probs, -1, 0),
+                "pose_mean": jnp.moveaxis(state.pose.mean, (0, 1, 2), (2, 1, 0)),
+            }
+        )
+    return {name: np.stack([np.asarray(s[name]) for s in steps]) for name in steps[0]}

@@ -1,0 +1,291 @@
+"""Many runs of coordinate ascent at once, through a pool of slots.
+
+Every run (a scene and a restart) goes its own way: its own annealing parameter, its own end. A
+fixed number of slots is stepped together; finished runs leave and waiting ones take their slots. So
+nothing is computed after convergence, nothing is recompiled when the number of points or scenes
+changes, and memory depends on the pool and not on the batch. With several devices each has slots of
+its own, and steps them by itself.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from guides.projections import PROJECTIONS
+from inference.conditions.problem import Problem
+from inference.devices import mesh_of, sharded
+from inference.proposals import starts
+from inference.proposals.starts import Start, Structure
+from inference.variational.ascent import Schedule, State, begin, step
+from inference.variational.restarts import Restarts, Rounds
+from models.numerics.arrays import AnyArray
+from models.program.batches import Skeleton, map_scenes
+from models.program.reading import Conjugate
+from models.scenes import Scene
+
+STARTS = {"uniform": starts.uniform, "poses": starts.poses}
+
+POOL = 512
+"""Slots of a device; their state stays within the processor's cache."""
+
+WIDTHS = (4, 64, POOL)
+"""Numbers of slots that a pool may have: few, as each is compiled."""
+
+ENTRIES = 1 << 23
+"""Entries of the match probabilities of all slots: large scenes get fewer slots."""
+
+NARROWED = 1 << 16
+"""Entries of a pool that is narrowed for its last runs: less is not worth another compilation."""
+
+SEGMENT = 4
+"""Steps between two looks at which slots are done."""
+
+
+TIE = 1e-6
+"""Nats between ELBOs that count as the same: how runs are put into slots changes less."""
+
+
+class Pool(NamedTuple):
+    """The runs that are being stepped together; the axis of slots is last."""
+
+    model: Conjugate
+    state: State
+
+
+class Engine(NamedTuple):
+    """The compiled parts of coordinate ascent for one program and one choice of settings."""
+
+    structure: Structure
+    start: Callable[[Conjugate, Array], Pool]
+    """New runs from the pieces of scenes and random keys."""
+    advance: Callable[[Pool], Pool]
+    """Some steps of every run that is not done."""
+    advance_one: Callable[[Pool], Pool]
+    insert: Callable[[Pool, Pool, AnyArray], Pool]
+    """New runs into the given slots of their device; slots beyond its last are dropped."""
+    devices: int
+
+
+@functools.lru_cache(maxsize=32)
+def engine(
+    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule, devices: int = 1
+) -> Engine:
+    """For programs of one skeleton. Each part is compiled once for each width of the pool."""
+    structure = starts.structure(skeleton)
+    projection = PROJECTIONS[projection_name]
+    compiled = functools.partial(sharded, mesh=mesh_of(devices))
+
+    @compiled
+    def launch(model: Conjugate, keys: Array) -> Pool:
+        def make_start(model: Conjugate, key: Array) -> Start:
+            return STARTS[start](key, model, structure, schedule.beta_start, schedule.beta_max)
+
+        return Pool(model, begin(model, projection, map_scenes(make_start, model, keys, axis=-1)))
+
+    @compiled
+    def advance(pool: Pool) -> Pool:
+        def one(_: int, state: State) -> State:
+            return step(pool.model, structure, projection, state, schedule)
+
+        return pool._replace(state=jax.lax.fori_loop(0, SEGMENT, one, pool.state))
+
+    @compiled
+    def advance_one(pool: Pool) -> Pool:
+        new = step(pool.model, structure, projection, pool.state, schedule)
+        return pool._replace(state=new)
+
+    @compiled
+    def insert(pool: Pool, new: Pool, slots: Int[Array, " new"]) -> Pool:
+        def put(old: Array, x: Array) -> Array:
+            shared = old.shape[-1:] != pool.state.done.shape
+            return old if shared else old.at[..., slots].set(x, mode="drop")
+
+        return jax.tree.map(put, pool, new)
+
+    return Engine(structure, launch, advance, advance_one, insert, devices)
+
+
+class Ended(NamedTuple):
+    """What runs ended in, a row for each: some that have finished, or the best of each scene."""
+
+    match_probs: Float[np.ndarray, "runs N N"]
+    pose_mean: Float[np.ndarray, "runs K p"]
+    pose_covariance: Float[np.ndarray, "runs K p p"]
+    elbo: Float[np.ndarray, " runs"]
+    sparse: Bool[np.ndarray, " runs"]
+    converged: Bool[np.ndarray, " runs"]
+    steps: Int[np.ndarray, " runs"]
+    attempt: Int[np.ndarray, " runs"]
+
+
+@jax.jit
+def run_keys(base: Array, runs: Int[Array, "runs 2"]) -> Array:
+    """A key for each run that depends on its scene and attempt alone, not on the pool."""
+    fold = jax.vmap(lambda run: jax.random.fold_in(jax.random.fold_in(base, run[0]), run[1]))
+    return fold(runs)
+
+
+def best_of_restarts(
+    engine: Engine,
+    problem: Problem,
+    base_key: Array,
+    restarts: Restarts,
+    progress: Callable[[int, int], None] | None,
+) -> Ended:
+    """Work off all runs through one pool of slots and keep the best of each scene."""
+    devices, scenes = engine.devices, problem.scenes
+    rounds = Rounds(len(scenes.points), restarts)
+    most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
+    needed = -(-len(rounds.waiting) // devices)
+    width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
+    block = max(1, width // 8)
+    best = _nothing_yet(scenes, engine)
+    # Scene and attempt of the run in each slot of each device; -1 if it is free.
+    slots = np.full((devices, width, 2), -1)
+    pool: Any = None
+
+    while rounds.waiting or (slots >= 0).any():
+        while rounds.waiting:
+            rank, device, slot = _free(slots[..., 0], block)
+            if len(rank) < min(block * devices, len(rounds.waiting)):
+                break
+            runs = rounds.take(len(rank))
+            rank, device, slot = (x[: len(runs)] for x in (rank, device, slot))
+            slots[device, slot] = runs
+            padded = np.resize(runs, (devices, block, 2))
+            places = np.full((devices, block), width)  # the padding is dropped
+            padded[device, rank], places[device, rank] = runs, slot
+            padded = padded.reshape(-1, 2)
+            new = engine.start(problem.reading.take(padded[:, 0]), run_keys(base_key, padded))
+            pool = _empty(new, width * devices) if pool is None else pool
+            pool = engine.insert(pool, new, places.reshape(-1))
+        running = int((slots[..., 0] >= 0).sum())
+        worth_it = width == most or width * scenes.layout.num_rows**2 >= NARROWED
+        if not rounds.waiting and running <= block * devices < width * devices and worth_it:
+            pool, slots, width = *_narrow(pool, slots, block), block
+        pool = engine.advance(pool)
+        jobs = slots.reshape(-1, 2)
+        done = np.flatnonzero(np.asarray(pool.state.done) & (jobs[:, 0] >= 0))
+        if len(done):
+            runs = jobs[done]
+            limits = (engine.structure, scenes.present[runs[:, 0]], restarts.fewest_points)
+            ended = _ended(pool.state, done, runs[:, 1], *limits)
+            _keep_best(best, ended, runs[:, 0])
+            rounds.finish(runs, ended.elbo, ended.sparse)
+            jobs[done] = -1
+            if progress is not None:
+                progress(rounds.finished, int(rounds.foreseen.sum()))
+    return best
+
+
+def _free(
+    scene: Int[np.ndarray, "devices width"], block: int
+) -> tuple[Int[np.ndarray, " free"], Int[np.ndarray, " free"], Int[np.ndarray, " free"]]:
+    """Slots that are free, at most a block on each device: rank among them, device, and number.
+
+    Ordered by rank, so that the devices are filled evenly.
+    """
+    device, slot = np.nonzero(scene < 0)
+    rank = np.arange(len(device)) - np.searchsorted(device, device)
+    order = np.argsort(rank, kind="stable")
+    order = order[rank[order] < block]
+    return rank[order], device[order], slot[order]
+
+
+def _empty(like: Pool, width: int) -> Pool:
+    """A pool of finished runs, to be filled."""
+
+    def widen(x: Array) -> Array:
+        shared = x.shape[-1:] != like.state.done.shape
+        return x if shared else jnp.zeros((*x.shape[:-1], width), x.dtype)
+
+    pool = jax.tree.map(widen, like)
+    return pool._replace(state=pool.state._replace(done=jnp.ones(width, bool)))
+
+
+def _narrow(
+    pool: Pool, slots: Int[np.ndarray, "devices wide 2"], width: int
+) -> tuple[Pool, Int[np.ndarray, "devices width 2"]]:
+    """Move the last runs into a pool with fewer slots, through the host: they are few."""
+    devices, jobs = len(slots), slots.reshape(-1, 2)
+    active = np.flatnonzero(jobs[:, 0] >= 0)
+    kept = np.resize(active, width * devices)
+    wide = pool.state.done.shape
+    pool = jax.tree.map(lambda x: np.asarray(x)[..., kept] if x.shape[-1:] == wide else x, pool)
+    free = np.arange(len(kept)) >= len(active)
+    state = pool.state._replace(done=pool.state.done | free)
+    left = np.where(free[:, None], -1, jobs[kept])
+    return pool._replace(state=state), left.reshape(devices, width, 2)
+
+
+def _nothing_yet(scenes: Scene, engine: Engine) -> Ended:
+    num_scenes, rows = scenes.present.shape
+    num_objects = len(engine.structure.members)
+    pose_dim = engine.structure.pose_dim
+    return Ended(
+        match_probs=np.zeros((num_scenes, rows, rows)),
+        pose_mean=np.zeros((num_scenes, num_objects, pose_dim)),
+        pose_covariance=np.zeros((num_scenes, num_objects, pose_dim, pose_dim)),
+        elbo=np.full(num_scenes, -np.inf),
+        sparse=np.ones(num_scenes, bool),
+        converged=np.zeros(num_scenes, bool),
+        steps=np.zeros(num_scenes, int),
+        attempt=np.zeros(num_scenes, int),
+    )
+
+
+def _ended(
+    state: State,
+    slots: Int[np.ndarray, " runs"],
+    attempt: Int[np.ndarray, " runs"],
+    structure: Structure,
+    present: Bool[np.ndarray, "runs N"],
+    fewest_points: float,
+) -> Ended:
+    """What the runs in these slots have come to."""
+    match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
+    mean, covariance = (np.asarray(x)[..., slots] for x in state.pose[:2])
+    return Ended(
+        match_probs=match_probs,
+        pose_mean=np.moveaxis(mean, (0, 1, 2), (2, 1, 0)),
+        pose_covariance=np.moveaxis(covariance, (2, 3), (1, 0)),
+        elbo=np.asarray(state.terms.elbo)[slots],
+        sparse=_is_sparse(match_probs, present, structure.owner, fewest_points),
+        converged=np.asarray(state.converged)[slots],
+        steps=np.asarray(state.steps)[slots],
+        attempt=attempt,
+    )
+
+
+def _keep_best(best: Ended, ended: Ended, scene: Int[np.ndarray, " runs"]) -> None:
+    """Put runs in the place of the best of their scenes, where they are better.
+
+    Chosen by the ELBO alone, among runs that are not sparse if there are any. Of runs that end in
+    the same ELBO, as those do that name identical objects differently, it is the first attempt.
+    """
+    for i in np.argsort(ended.attempt, kind="stable"):
+        s = scene[i]
+        ahead = ended.elbo[i] - best.elbo[s]
+        better = ahead > TIE or (ahead >= -TIE and ended.attempt[i] < best.attempt[s])
+        if best.sparse[s] if ended.sparse[i] != best.sparse[s] else better:
+            for known, new in zip(best, ended, strict=True):
+                known[s] = new[i]
+
+
+def _is_sparse(
+    match_probs: Float[np.ndarray, "runs N N"],
+    present: Bool[np.ndarray, "runs N"],
+    owner: Int[np.ndarray, " N"],
+    fewest_points: float = 2.0,
+) -> Bool[np.ndarray, " runs"]:
+    """The paper's rule: some r above 0.9 for an object that has less than two points in all."""
+    of_points = np.where(present[..., None], match_probs, 0.0)
+    groups = np.eye(owner.max() + 1)[owner].T.astype(bool)
+    surely = np.stack([(of_points[..., g] > 0.9).any(axis=(-2, -1)) for g in groups], axis=-1)
+    mass = np.stack([of_points[..., g].sum(axis=(-2, -1)) for g in groups], axis=-1)
+    return np.any(surely & (mass < fewest_points - 1e-6), axis=-1)

@@ -1,0 +1,1 @@
+"""Distributions of this model: the match, its constraints, the likelihood."""

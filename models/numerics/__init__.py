@@ -1,0 +1,1 @@
+"""Numerics of matches: permanents, Sinkhorn scaling, assignments, small linear algebra."""

@@ -1,0 +1,261 @@
+"""Reading a program for many scenes at once, and what does not change when its numbers do.
+
+Compiled code is kept by a program's `Skeleton`, and a program's numbers are handed to it as arrays,
+so an edited prior costs no compilation. A program is traced anew for each call: what it says at the
+time of the call counts.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from numpyro.distributions import Distribution
+
+from models.errors import ConjugacyError
+from models.program.reading import (
+    FACTORS,
+    Conjugate,
+    Program,
+    Values,
+    conditions,
+    described,
+    pieces,
+    trace_sites,
+)
+from models.program.witness import testify
+from models.scenes import Scene
+
+Seen = TypeVar("Seen")
+
+
+class Skeleton(NamedTuple):
+    """What is fixed about a program whatever its numbers are; hashable."""
+
+    owner: tuple[int, ...]
+    """The object of each part."""
+    alike: tuple[int, ...]
+    """For each object the first one that has the same template and the same pose prior."""
+    exchangeable: tuple[int, ...]
+    """For each object the first one that is alike and has the same match prior."""
+    pose_dim: int
+    num_features: int
+    match_family: type[Distribution]
+
+    @property
+    def num_objects(self) -> int:
+        return len(self.alike)
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The parts of each object."""
+        return [np.flatnonzero(np.array(self.owner) == k) for k in range(self.num_objects)]
+
+
+class Reading(NamedTuple):
+    """A program read at each scene of a batch."""
+
+    model: Conjugate
+    """In numpy, scene axis last; of length one where nothing depends on the scene."""
+    varies: Any
+    """A `Conjugate` of flags: for each piece whether it depends on the scene."""
+    skeleton: Skeleton
+
+    def take(self, which: Any) -> Conjugate:
+        """The pieces at some scenes, by number, slice or mask."""
+        return jax.tree.map(lambda flag, x: x[..., which] if flag else x, self.varies, self.model)
+
+    def at(self, scene: int) -> Conjugate:
+        """The pieces at one scene, without a scene axis."""
+        return jax.tree.map(lambda flag, x: x[..., scene if flag else 0], self.varies, self.model)
+
+    def some(self, which: Any) -> "Reading":
+        """The reading at some scenes."""
+        return self._replace(model=self.take(which))
+
+
+Open = dict[str, Distribution]
+"""Conditions that a program leaves open, by name."""
+
+
+def read_scenes(
+    program: Program,
+    scenes: Scene,
+    given: Values | None = None,
+    factors: frozenset[str] = FACTORS,
+) -> Reading | Open:
+    """Read a program at a batch of scenes, or say which conditions it leaves open.
+
+    The first reading of a program at scenes of one layout is held against the density of the
+    program itself (`models.program.witness`).
+
+    Args:
+        given: values of conditions, one for each scene, with the scene axis first.
+        factors: as `models.program.reading.read` takes it.
+    """
+    given = dict(given or {})
+    name = (program, scenes.layout, tuple(sorted(given)), factors)
+    known = _KNOWN.get(name)
+    found = (
+        _trace_batch(program, scenes, given, factors)
+        if known is None or len(scenes.points) > 1
+        else _trace_single(program, scenes, given, factors, known)
+    )
+    if known is None and isinstance(found, Reading):
+        if _testify(program, scenes, given, found):
+            _KNOWN[name] = found.varies
+        while len(_KNOWN) > _REMEMBERED:
+            _KNOWN.popitem(last=False)
+    return found
+
+
+_KNOWN: OrderedDict[Any, Conjugate] = OrderedDict()
+"""For programs that the witness has confirmed, on scenes of a layout, which pieces vary."""
+
+_REMEMBERED = 512
+
+
+def _trace_batch(
+    program: Program, scenes: Scene, given: dict[str, Any], factors: frozenset[str]
+) -> Reading | Open:
+    """Trace a program once for all scenes.
+
+    What depends on the scene is abstract then, and all the rest is concrete: templates and priors
+    seldom depend on it, and to repeat them for each scene would cost more memory traffic than all
+    the rest.
+    """
+    kept: list[Any] = []
+
+    def read_one(scene: Scene, given: dict[str, Any]) -> list[Any]:
+        sites = trace_sites(program, scene, given)
+        if left_open := conditions(sites, given, factors):
+            kept.append(left_open)
+            return []
+        found = pieces(sites, given, factors)
+        leaves, structure = jax.tree.flatten(found)
+        kept.extend([structure, leaves, skeleton_of(found)])
+        return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
+
+    varying = iter(jax.vmap(read_one, out_axes=-1)(Scene(**scenes.observed), given))
+    if isinstance(kept[0], dict):
+        return kept[0]
+    structure, leaves, skeleton = kept
+    flags = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
+    model = [
+        np.asarray(next(varying)) if flag else np.asarray(leaf)[..., None]
+        for flag, leaf in zip(flags, leaves, strict=True)
+    ]
+    return Reading(
+        jax.tree.unflatten(structure, model), jax.tree.unflatten(structure, flags), skeleton
+    )
+
+
+def _trace_single(
+    program: Program,
+    scenes: Scene,
+    given: dict[str, Any],
+    factors: frozenset[str],
+    varies: Conjugate,
+) -> Reading | Open:
+    """The same for a batch of one, without the cost of tracing for many.
+
+    Args:
+        varies: what is known to depend on the scene.
+    """
+    given = {name: x[0] for name, x in given.items()}
+    sites = trace_sites(program, Scene(**scenes.take(0).observed), given)
+    if left_open := conditions(sites, given, factors):
+        return left_open
+    found = jax.tree.map(np.asarray, pieces(sites, given, factors))
+    if hash(jax.tree.structure(found)) != hash(jax.tree.structure(varies)):
+        given = {name: x[None] for name, x in given.items()}
+        return _trace_batch(program, scenes, given, factors)
+    model = jax.tree.map(lambda x: x[..., None], found)
+    return Reading(model, varies, skeleton_of(found, varies))
+
+
+def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -> bool:
+    """Call the witness, at two scenes, or at two values of conditions, where there are several."""
+    sound = np.flatnonzero(np.isfinite(reading.model.log_constant))
+    if not len(sound):
+        return False  # the conditions have no possible value: the methods say so
+    ends = [int(sound[0]), int(sound[-1])]
+    testify(
+        program,
+        [scenes.take(s) for s in ends],
+        [{name: x[s] for name, x in given.items()} for s in ends],
+        [reading.at(s) for s in ends],
+    )
+    return True
+
+
+def check_conjugate(program: Program, scene: Scene, given: Values | None = None) -> None:
+    """Raise a ConjugacyError if the closed forms do not hold for this program at this scene."""
+    left_open = read_scenes(program, scene.batch(), {n: x[None] for n, x in (given or {}).items()})
+    if isinstance(left_open, dict):
+        name, prior = next(iter(left_open.items()))
+        raise ConjugacyError(name, f"a further latent site, {described(prior)}", "no such site")
+
+
+def skeleton_of(found: Conjugate, varies: Conjugate | None = None) -> Skeleton:
+    """The skeleton of pieces; what depends on the scene counts as different.
+
+    Args:
+        varies: which pieces depend on the scene; by default those that are abstract.
+    """
+    if varies is None:
+        varies = jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), found)
+    owner = np.asarray(found.parts.owner)
+    parts = [np.flatnonzero(owner == k) for k in range(found.num_objects)]
+    of_parts = [
+        None if flag else np.asarray(x)
+        for name, x, flag in zip(found.parts._fields, found.parts, varies.parts, strict=True)
+        if name != "owner"
+    ]
+    of_objects = [
+        None if varies.pose_mean else np.asarray(found.pose_mean),
+        None if varies.pose_covariance else np.asarray(found.pose_covariance),
+    ]
+    logits = None if varies.match_logits else np.asarray(found.match_logits)
+
+    def alike(j: int, k: int) -> bool:
+        if len(parts[j]) != len(parts[k]):
+            return False
+        pairs = [x is not None and np.array_equal(x[parts[j]], x[parts[k]]) for x in of_parts]
+        return all(pairs) and all(x is not None and np.array_equal(x[j], x[k]) for x in of_objects)
+
+    def exchangeable(j: int, k: int) -> bool:
+        return (
+            alike(j, k)
+            and logits is not None
+            and np.array_equal(logits[:, parts[j]], logits[:, parts[k]])
+        )
+
+    def firsts(same: Callable[[int, int], bool]) -> tuple[int, ...]:
+        objects = range(len(parts))
+        return tuple(next(j for j in objects if j == k or same(j, k)) for k in objects)
+
+    return Skeleton(
+        tuple(owner.tolist()),
+        firsts(alike),
+        firsts(exchangeable),
+        found.pose_mean.shape[-1],
+        found.parts.num_features,
+        found.match_family,
+    )
+
+
+def map_scenes(
+    function: Callable[..., Seen], model: Conjugate, *others: Any, axis: int = 0
+) -> Seen:
+    """Map a function of one scene's pieces over a batch, as `Reading.take` gives it.
+
+    Args:
+        others: further arguments, with the scene axis first.
+        axis: where the scene axis goes in what is returned.
+    """
+    width = model.points.shape[-1]
+    axes = jax.tree.map(lambda x: -1 if x.shape[-1] == width else None, model)
+    single = jax.tree.map(lambda x: x if x.shape[-1] == width else x[..., 0], model)
+    return jax.vmap(function, (axes, *(0 for _ in others)), axis)(single, *others)

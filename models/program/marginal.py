@@ -1,0 +1,226 @@
+"""The same program with its match summed out, which needs no conjugacy at all, and tempered."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.distributions import Distribution
+from numpyro.handlers import seed
+from numpyro.infer.util import compute_log_probs
+from numpyro.primitives import Messenger
+
+from models.distributions.likelihood import MarginalParts, MatchedParts
+from models.distributions.match import (
+    DoublyStochasticMatch,
+    MixtureMatch,
+    PermutationMatch,
+    weighted_sum,
+)
+from models.errors import InputError
+from models.program.reading import MATCH_FAMILIES, Program, trace_sites, without_shape
+from models.scenes import Scene
+
+_WITNESSES, _MATCHES = 2, 16  # random values, and matches at each, at which a program testifies
+
+
+class marginal(Messenger):  # lower case, as NumPyro's handlers are
+    """Effect handler: the same program with its match summed out.
+
+    `marginal(program)` is a program in which the site `match` is gone and `points` has the marginal
+    likelihood `MarginalParts`. It has continuous latent sites only, whatever their priors, so NUTS
+    and automatic guides take it as it is. Recover matches with `match_posterior`.
+
+    What cannot be summed out is refused: a match that is given, scaled or masked, a prior of
+    another family, points that are scaled, masked or not `MatchedParts`. A scale around
+    `marginal(program)`, such as `tempered`, is applied after the sum and is no hindrance.
+    """
+
+    def __init__(self, fn: Program | None = None) -> None:
+        self.match_prior: Distribution | None = None
+        self.placeholder: Array | None = None
+        self.summed_at: str | None = None
+        super().__init__(fn)
+
+    def __enter__(self) -> "marginal":
+        self.match_prior = self.placeholder = self.summed_at = None
+        return super().__enter__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample":
+            return
+        if msg["name"] == "match":
+            _check_match(msg)
+            self.match_prior = msg["fn"]
+            # Whatever uses the match other than through MatchedParts becomes NaN, and is noticed.
+            self.placeholder = msg["value"] = jnp.full(msg["fn"].shape(), jnp.nan)
+            msg["stop"] = True
+        elif msg["name"] == "points" or isinstance(msg["fn"], MatchedParts):
+            self._check_points(msg)
+            self.summed_at = msg["name"]
+            msg["fn"] = MarginalParts(self.match_prior, msg["fn"])
+
+    def _check_points(self, msg: dict[str, Any]) -> None:
+        name, matched = msg["name"], msg["fn"]
+        if not isinstance(matched, MatchedParts):
+            raise InputError(
+                f"site {name!r}: found {_kind(matched)}, but only MatchedParts can have its match "
+                "summed out; write MatchedParts(match, pose, parts, noise=...) without masks "
+                "around it, where noise is dist.Normal, functools.partial(dist.StudentT, 3.0) or "
+                "any other distribution of location and scale"
+            )
+        if type(matched).log_prob is not MatchedParts.log_prob:
+            raise InputError(
+                f"site {name!r}: {type(matched).__name__} has a log_prob of its own, but the sum "
+                "over matches requires one that is made of the table of pairs; override "
+                "pair_log_likelihood instead"
+            )
+        if self.match_prior is None:
+            raise InputError(
+                f"site {name!r}: the match cannot be summed out, because there is no site 'match' "
+                "before it; draw the match with numpyro.sample('match', ...)"
+            )
+        if matched.match is not self.placeholder:
+            raise InputError(
+                f"site {name!r}: the match cannot be summed out, because MatchedParts "
+                "does not take the site 'match' as it is; pass it on unchanged"
+            )
+        if self.summed_at is not None:
+            raise InputError(
+                f"site {name!r}: the match was already summed out at the site "
+                f"{self.summed_at!r}, and one match cannot be summed out of each by itself; put "
+                "all points into one site"
+            )
+        _check_scale(msg)
+
+
+def _check_match(msg: dict[str, Any]) -> None:
+    if type(msg["fn"]) not in MATCH_FAMILIES:
+        raise InputError(
+            f"site 'match': found {_kind(msg['fn'])}, but the sum over matches is known for "
+            f"{', '.join(family.__name__ for family in MATCH_FAMILIES)} themselves; use one "
+            "of them, without masks or plates around it"
+        )
+    if msg["is_observed"] or msg["value"] is not None:
+        raise InputError(
+            "site 'match': it has a value, so there is nothing to sum over; leave it latent, or "
+            "give the match in the logits of its prior, minus infinity for what is ruled out"
+        )
+    _check_scale(msg)
+
+
+def _check_scale(msg: dict[str, Any]) -> None:
+    if msg["scale"] is not None:
+        raise InputError(
+            f"site {msg['name']!r}: found a scale of {msg['scale']} inside the sum over matches, "
+            "where no sum is known; remove it, or put handlers.scale around marginal(program)"
+        )
+
+
+def _kind(found: Distribution) -> str:
+    return type(without_shape(found)).__name__
+
+
+class tempered(Messenger):  # lower case, as NumPyro's handlers are
+    """Effect handler: the same program with the density of all that is observed raised to beta.
+
+    Around `marginal(program)` it goes from the prior, beta = 0, to the posterior, beta = 1:
+
+        p(sites) (sum_match p(match) p(points | sites, match))^beta.
+
+    Gibbs sampling, which has a match, has beta inside the sum. Where one match explains the points
+    much better than all others the two differ by a constant only.
+    """
+
+    def __init__(self, fn: Program | None = None, beta: Float[Array, ""] | float = 1.0) -> None:
+        self.beta = beta
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["scale"] = self.beta if msg["scale"] is None else self.beta * msg["scale"]
+
+
+def match_posterior(
+    program: Program, scene: Scene, values: Mapping[str, Array]
+) -> PermutationMatch | MixtureMatch:
+    """The exact distribution of the match given values of the other latent sites."""
+    site = _points_at(program, scene, values)
+    return site["fn"].match_posterior(jnp.asarray(site["value"]))
+
+
+def pose_of(program: Program, scene: Scene, values: Mapping[str, Array]) -> Float[Array, "K p"]:
+    """The pose that the likelihood gets at values of the latent sites, wherever it comes from."""
+    return _points_at(program, scene, values)["fn"].matched.pose
+
+
+def _points_at(program: Program, scene: Scene, values: Mapping[str, Array]) -> dict[str, Any]:
+    """The site of the points; entries of `values` that are no latent sites are ignored."""
+    return trace_sites(marginal(program), scene, values)["points"]
+
+
+def check_table(program: Program, scene: Scene) -> None:
+    """Raise an InputError if the sum over matches is not that of the program's own density.
+
+    The program testifies: at random values of its latent sites and random matches, the log density
+    of each of its sites, with all handlers, masks, scales and factors, must be what the sum takes
+    it for. That of `points` is the sum of the table's entries, that of `match` follows from its log
+    weights, and no other site may change with the match.
+
+    Args:
+        scene: one that the program can explain; where it leaves open which objects are present,
+            with a `presence` given.
+    """
+    for key in jax.random.split(jax.random.key(0), _WITNESSES):
+        testimony = jax.tree.map(np.asarray, _testimony(program)(scene.observed, key))
+        for name, (own, summed) in testimony.items():
+            differs = ~np.isclose(own, summed, rtol=1e-8, atol=1e-8)
+            if differs.any():
+                raise InputError(
+                    f"site {name!r}: at a random match its log density is {own[differs][0]:.6f}, "
+                    f"but the sum over matches takes it for {summed[differs][0]:.6f}; let the "
+                    "match enter the program through MatchedParts only, and the points through "
+                    "its pair_log_likelihood"
+                )
+
+
+@functools.lru_cache(maxsize=32)
+def _testimony(program: Program) -> Callable[..., dict[str, tuple[Array, Array]]]:
+    """For each site its log density at random matches: the program's own, and that of the sum.
+
+    Compiled once for each program and shape of its scenes.
+    """
+
+    @jax.jit
+    def testimony(observed: dict[str, Array], key: Array) -> dict[str, tuple[Array, Array]]:
+        values_key, match_key = jax.random.split(key)
+        log_probs, sites = compute_log_probs(seed(marginal(program), values_key), (), observed, {})
+        likelihood: MarginalParts = sites["points"]["fn"]
+        prior, points = likelihood.match_prior, jnp.asarray(sites["points"]["value"])
+        # The best match under random weights is quicker to have than a draw, and as good a witness.
+        weights = jax.random.gumbel(match_key, (_MATCHES, *prior.event_shape))
+        matches = prior.tilt(weights).mode
+        latent = {
+            name: site["value"]
+            for name, site in sites.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        }
+
+        def of_program(match: Float[Array, "N N"]) -> dict[str, Float[Array, ""]]:
+            return compute_log_probs(program, (), observed, latent | {"match": match})[0]
+
+        summed = log_probs | {
+            "points": weighted_sum(matches, likelihood.matched.pair_log_likelihood(points)),
+            "match": weighted_sum(matches, prior.log_weights),
+        }
+        if not isinstance(prior, DoublyStochasticMatch):  # whose product has no normaliser
+            summed["match"] -= prior.log_normalizer
+        return {
+            name: (own, jnp.broadcast_to(summed[name], own.shape))
+            for name, own in jax.vmap(of_program)(matches).items()
+        }
+
+    return testimony

@@ -1,0 +1,375 @@
+"""Reading the linear-Gaussian pieces of a program off its sites.
+
+The NumPyro program is the single source of truth. `read` traces it once and takes the pose prior,
+the match prior and the linear-Gaussian parts from its sites. What else the program has is either a
+*condition*, a latent site that the closed forms need a value of, or a constant factor of its
+density. `models.program.witness` holds what was read against the density of the program itself, and
+`models.program.batches` reads many scenes at once.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Bool, Float
+from numpyro.distributions import Distribution, biject_to
+from numpyro.distributions.util import is_identically_one
+from numpyro.handlers import seed, trace
+from numpyro.primitives import Messenger
+
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.errors import ConjugacyError, InputError
+from models.numerics.arrays import AnyArray
+from models.scenes import Scene
+from models.templates import Parts
+
+Program = Callable[..., Any]
+"""A NumPyro program of a scene's `points` and `present`, with sites `pose`, `match`, `points`."""
+
+Site = dict[str, Any]
+Values = Mapping[str, Any]
+"""Values by site."""
+
+MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
+
+FACTORS = frozenset({"precision", "part_probs"})
+"""Sites that the mean-field family has a factor for: a Gamma and a Dirichlet."""
+
+
+@dataclass(frozen=True)
+class Conjugate:
+    """What the closed-form methods need of a program, at one scene; JAX or numpy arrays."""
+
+    points: Float[AnyArray, "N d"]
+    """The value of the site `points`, which need not be the array that the scene has."""
+    seen: Bool[AnyArray, "N d"]
+    pose_mean: Float[AnyArray, "K p"]
+    pose_covariance: Float[AnyArray, "K p p"]
+    match_logits: Float[AnyArray, "N N"]
+    parts: Parts
+    """With the noise variance that holds at the program's precision and beta (or, where the
+    precision has a factor of its own, at a precision of one)."""
+    log_constant: Float[AnyArray, ""]
+    """Log density of all other sites: conditions at their values, further data, factors."""
+    precision_prior: Float[AnyArray, " 2"] | None
+    """Concentration and rate of a Gamma prior on the precision, or None where it is known."""
+    part_prior: Float[AnyArray, " N"] | None
+    """Concentration of a Dirichlet prior on the part probabilities of a mixture, or None."""
+    match_family: type[Distribution]
+    """Which of the three match families the prior belongs to (static)."""
+
+    @property
+    def num_objects(self) -> int:
+        return self.pose_mean.shape[-2]
+
+
+jax.tree_util.register_dataclass(
+    Conjugate,
+    data_fields=[
+        "points",
+        "seen",
+        "pose_mean",
+        "pose_covariance",
+        "match_logits",
+        "parts",
+        "log_constant",
+        "precision_prior",
+        "part_prior",
+    ],
+    meta_fields=["match_family"],
+)
+
+
+def read(
+    program: Program,
+    scene: Scene,
+    given: Values | None = None,
+    factors: frozenset[str] = FACTORS,
+) -> Conjugate:
+    """Read the linear-Gaussian pieces of a program at one scene.
+
+    Works on traced values too, so that priors that depend on the scene (say, on the mean of its
+    points) can be read for each scene of a batch.
+
+    Args:
+        given: values of the program's conditions.
+        factors: sites that may keep their priors; others than these are conditions.
+    """
+    sites = trace_sites(program, scene, given)
+    open_sites = conditions(sites, given, factors)
+    if open_sites:
+        name = next(iter(open_sites))
+        raise ConjugacyError(
+            name, f"a further latent site, {described(sites[name]['fn'])}", "a value of it"
+        )
+    return pieces(sites, given, factors)
+
+
+def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
+    """The sample sites of a program at a scene, latent ones at `given` values or placeholders."""
+    observed = scene.observed
+    _check_signature(program, observed)
+    values = _Given(program, dict(given or {}))
+    try:
+        sites = trace(seed(values, jax.random.key(0))).get_trace(**observed)
+    except InputError:
+        raise
+    except jax.errors.ConcretizationTypeError as error:
+        raise InputError(
+            "the program decides in Python by values that it is only told later, such as the "
+            f"scene's points ({str(error).splitlines()[0]}); use jnp.where or jax.lax.cond"
+        ) from error
+    except (TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"the program cannot be run ({error}); look for NaN, a number out of range, or shapes "
+            "that do not fit in it"
+        ) from error
+    return {name: site for name, site in sites.items() if site["type"] == "sample"}
+
+
+def conditions(
+    sites: Mapping[str, Site], given: Values | None = None, factors: frozenset[str] = FACTORS
+) -> dict[str, Distribution]:
+    """Latent sites that the closed forms need a value of and that are not `given` one."""
+    known = {"pose", "match", "points", *(given or {})}
+    known |= {name for name in factors if _is_factor(sites, name)}
+    return {
+        name: site["fn"]
+        for name, site in sites.items()
+        if name not in known and not site["is_observed"]
+    }
+
+
+def pieces(
+    sites: Mapping[str, Site], given: Values | None = None, factors: frozenset[str] = FACTORS
+) -> Conjugate:
+    """The linear-Gaussian pieces of traced sites, or a sentence about the site in the way."""
+    likelihood = likelihood_of(sites)
+    for name in ("pose", "match"):
+        _check_latent(sites, name)
+    match_prior = sites["match"]["fn"]
+    if type(match_prior) not in MATCH_FAMILIES:
+        raise ConjugacyError(
+            "match",
+            described(match_prior),
+            " or ".join(family.__name__ for family in MATCH_FAMILIES) + " itself",
+        )
+    pose_mean, pose_covariance = normal_moments(sites["pose"]["fn"])
+    if len(pose_mean) != likelihood.parts.num_objects:
+        raise ConjugacyError(
+            "pose",
+            f"{len(pose_mean)} poses for the {likelihood.parts.num_objects} objects of its parts",
+            "one pose for each object",
+        )
+    own = {name for name in factors - set(given or {}) if _is_factor(sites, name)}
+    precision_prior = part_prior = None
+    variance = likelihood.noise_variance
+    if "precision" in own:
+        gamma = sites["precision"]["fn"]
+        precision_prior = jnp.stack(
+            [jnp.asarray(gamma.concentration, float), jnp.asarray(gamma.rate, float)]
+        )
+        variance = likelihood.parts.variance / jnp.asarray(likelihood.beta)
+    if "part_probs" in own:
+        part_prior = jnp.asarray(sites["part_probs"]["fn"].concentration, float)
+    constant = [log_prob_of(s) for n, s in sites.items() if n not in {*_SITES, *own}]
+    return Conjugate(
+        points=jnp.asarray(sites["points"]["value"], float),
+        seen=likelihood.seen,
+        pose_mean=pose_mean,
+        pose_covariance=pose_covariance,
+        match_logits=match_prior.log_weights,
+        parts=jax.tree.map(jnp.asarray, likelihood.parts._replace(variance=variance)),
+        log_constant=sum(constant, jnp.zeros(())),
+        precision_prior=precision_prior,
+        part_prior=part_prior,
+        match_family=type(match_prior),
+    )
+
+
+def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
+    """The likelihood of the points, if it is the linear-Gaussian one."""
+    for name in _SITES:
+        if name not in sites:
+            raise ConjugacyError(
+                name, f"no such sample site, only {', '.join(sites) or 'none'}", "one of that name"
+            )
+    site = sites["points"]
+    likelihood = site["fn"]
+    if type(likelihood) is not MatchedParts:
+        raise ConjugacyError("points", described(likelihood), "MatchedParts itself")
+    if likelihood.noise is not dist.Normal:
+        name = getattr(likelihood.noise, "__name__", repr(likelihood.noise))
+        raise ConjugacyError("points", f"MatchedParts with the noise {name}", "Normal noise")
+    if not site["is_observed"]:
+        raise ConjugacyError("points", "points that are drawn", "obs=points")
+    if jnp.shape(site["value"]) != likelihood.event_shape:
+        rows, features = likelihood.event_shape
+        raise InputError(
+            f"the points have shape {jnp.shape(site['value'])} but the program's parts "
+            f"{(rows, features)}; pad the scene to {rows} rows (models.make_scene), or "
+            "choose other templates or another pose design"
+        )
+    _refuse_scale(site)
+    return likelihood
+
+
+def log_prob_of(site: Site) -> Float[Array, ""]:
+    """What a site adds to the log density of its program, as NumPyro counts it."""
+    log_prob = site["fn"].log_prob(site["value"])
+    if site["scale"] is not None and not is_identically_one(site["scale"]):
+        log_prob = site["scale"] * log_prob
+    return jnp.sum(log_prob)
+
+
+def described(prior: Distribution) -> str:
+    """The kind of a distribution, in words."""
+    article = "an" if type(without_shape(prior)).__name__[0] in "AEIOU" else "a"
+    shape = f" of shape {prior.shape()}" if prior.shape() else ""
+    return f"{article} {type(without_shape(prior)).__name__}{shape}"
+
+
+def without_shape(prior: Distribution) -> Distribution:
+    """What a prior is before `expand`, `to_event` and plates."""
+    while isinstance(prior, dist.ExpandedDistribution | dist.Independent):
+        prior = prior.base_dist
+    return prior
+
+
+def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:
+    """Mean and covariance of a Normal prior over the pose of each object."""
+    core = without_shape(prior)
+    shape = prior.shape()
+    if len(shape) != 2:
+        raise ConjugacyError("pose", f"values of shape {shape}", "one pose for each object, (K, p)")
+    if isinstance(core, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+        covariance = core.covariance_matrix
+    elif isinstance(core, dist.Normal):
+        variance = jnp.broadcast_to(core.scale, shape) ** 2
+        covariance = variance[..., None] * jnp.eye(shape[-1])
+    else:
+        return _moments_by_curvature(prior)
+    mean = jnp.broadcast_to(prior.mean, shape)
+    return mean, jnp.broadcast_to(covariance, (*shape, shape[-1]))
+
+
+def placeholder(prior: Distribution) -> Array:
+    """Some value of a latent site, at no cost: drawing a match would be work for nothing."""
+    shape = prior.shape()
+    if isinstance(without_shape(prior), MATCH_FAMILIES):
+        return jnp.ones(shape)
+    if prior.support is not None and prior.support.is_discrete:
+        if not prior.has_enumerate_support:
+            return jnp.zeros(shape, int)
+        values = prior.enumerate_support(expand=False)
+        return jnp.broadcast_to(values[0], shape)
+    transform = biject_to(prior.support)
+    return transform(jnp.full(transform.inverse_shape(shape), 0.5))
+
+
+_SITES = ("pose", "match", "points")
+
+
+class _Given(Messenger):
+    """Effect handler: latent sites have given values, or placeholders."""
+
+    def __init__(self, fn: Program, values: dict[str, Any]) -> None:
+        self.values = values
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        if msg["value"] is not None:
+            raise InputError(
+                f"site {msg['name']!r}: its value is fixed by handlers.substitute, which keeps its "
+                "prior as if it had been drawn; fix it with handlers.condition, or in the program"
+            )
+        name = msg["name"]
+        msg["value"] = self.values[name] if name in self.values else placeholder(msg["fn"])
+
+
+def _check_signature(program: Program, observed: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(program)
+    except ValueError:  # no Python function
+        return
+    try:
+        signature.bind(**observed)
+    except TypeError as error:
+        raise InputError(
+            f"the program does not take the scene's {', '.join(observed)} ({error}); a program is "
+            "a function of `points` and `present`"
+        ) from error
+
+
+def _is_factor(sites: Mapping[str, Site], name: str) -> bool:
+    """Whether a site is latent and of the kind that the mean-field family has a factor for."""
+    if name not in sites or sites[name]["is_observed"] or sites[name]["scale"] is not None:
+        return False
+    prior, value = sites[name]["fn"], sites[name]["value"]
+    if name == "precision":
+        used = getattr(sites["points"]["fn"], "precision", None) if "points" in sites else None
+        return type(prior) is dist.Gamma and prior.shape() == () and used is value
+    return type(prior) is dist.Dirichlet and len(prior.shape()) == 1
+
+
+def _check_latent(sites: Mapping[str, Site], name: str) -> None:
+    site = sites[name]
+    if site["is_observed"]:
+        raise ConjugacyError(
+            name, "a value that is observed (handlers.condition, or obs=)", "a latent site"
+        )
+    _refuse_scale(site)
+
+
+def _refuse_scale(site: Site) -> None:
+    scale = site["scale"]
+    if scale is not None and not is_identically_one(scale):
+        raise ConjugacyError(
+            site["name"],
+            f"a log density that is multiplied by {scale} (handlers.scale, or a plate with "
+            "subsampling)",
+            "a scale of one",
+        )
+
+
+def _moments_by_curvature(prior: Distribution) -> tuple[Float[Array, "K p"], Array]:
+    """Moments of a prior that is Normal, objects apart, whatever it is written as.
+
+    Its log density is quadratic then: minus its second derivative is the precision, and one Newton
+    step from anywhere leads to the mean. That it *is* quadratic is checked at another point, or by
+    the witness where the prior depends on the scene.
+    """
+    shape = prior.shape()
+    num_objects, size = shape
+    refused = ConjugacyError(
+        "pose",
+        f"a {type(without_shape(prior)).__name__} prior",
+        "a Normal or MultivariateNormal prior, objects independent",
+    )
+    if not jnp.issubdtype(jnp.result_type(placeholder(prior)), jnp.floating):
+        raise refused
+
+    def log_density(pose: Float[Array, " n"]) -> Float[Array, ""]:
+        return prior.log_prob(pose.reshape(shape)).sum()
+
+    start = jnp.full(num_objects * size, 0.5)
+    hessian = jax.hessian(log_density)(start).reshape(num_objects, size, num_objects, size)
+    precision = -jnp.einsum("kpkq->kpq", hessian)
+    apart = jnp.abs(hessian).sum() <= (1 + 1e-9) * jnp.abs(precision).sum()
+    covariance = jnp.linalg.inv(precision)
+    slope = jax.grad(log_density)(start).reshape(shape)
+    mean = start.reshape(shape) + jnp.einsum("kpq,kq->kp", covariance, slope)
+    if not isinstance(covariance, jax.core.Tracer):
+        normal = dist.MultivariateNormal(mean, precision_matrix=precision)
+        other = mean + jnp.linspace(-1.7, 1.3, start.size).reshape(shape)
+        expected, found = normal.log_prob(other).sum(), log_density(other.ravel())
+        if not (bool(apart) and bool(jnp.allclose(expected, found, rtol=1e-9, atol=1e-9))):
+            raise refused
+    return mean, covariance

@@ -1,0 +1,481 @@
+"""Work on whole files: chunks, memory, resuming, devices, processes; all of them change nothing."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from capsules import batch, cli
+from capsules.batch import Job, Work, read_results
+from capsules.experiments.generator import sample_scenes
+from capsules.files.scenes import SceneFile, load_scenes, save_scenes
+from capsules.methods import infer
+from inference.diagnostics.metrics import METRICS, PROTOCOLS, score
+from models.errors import InputError
+from models.scenes import Scene
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
+SCENES = sample_scenes(40, sigma=0.1, seed=2)
+RANSAC = Job("ransac", 0, {})
+FIELDS = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(batch, "BLOCK", 8)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Scenes with some empty ones between them."""
+    path = tmp_path / "scenes.npz"
+    gaps = np.insert(np.arange(len(SCENES.points)), [0, 3, 3, 20], -1)
+    points, present, truth = (x[gaps] for x in SCENES[:3])
+    present = present & (gaps >= 0)[:, None]
+    save_scenes(path, Scene(points, present, np.where(present, truth, -1)))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def all_of(results, name):
+    return np.concatenate([getattr(result, name) for result in results])
+
+
+def results_in(folder, path):
+    with SceneFile(path) as file:
+        return list(read_results(folder, file))
+
+
+# --- what is computed ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What the method itself says, in one batch."""
+    return infer("ransac", SCENES)
+
+
+@pytest.mark.parametrize("chunk", [1, 9, 16, 1000])
+def test_the_chunk_changes_no_answer(path, tmp_path, plain, chunk):
+    with SceneFile(path) as file:
+        work = Work(RANSAC, file, tmp_path / "out", chunk=chunk)
+        assert work.chunk % batch.BLOCK == 0 and 0 <= work.chunk - chunk < batch.BLOCK
+        computed = list(work.results(work.share()))
+        assert work.finish() == 0
+    stored = results_in(tmp_path / "out", path)
+    for name in FIELDS:
+        np.testing.assert_array_equal(all_of(computed, name), getattr(plain, name))
+        np.testing.assert_array_equal(all_of(stored, name), getattr(plain, name))
+    explained = np.concatenate([result.details["explained"] for result in stored])
+    np.testing.assert_array_equal(explained, plain.details["explained"])
+    np.testing.assert_array_equal(
+        np.concatenate([result.scene.points for result in stored]), SCENES.points
+    )
+
+
+def test_nor_does_it_with_random_starts(path):
+    """Coordinate ascent, whose runs share a pool: the same bit by bit in whatever chunks."""
+    found = []
+    for chunk in (8, 24):
+        with SceneFile(path) as file:
+            work = Work(Job("ds", 3, {"restarts": 2}), file, chunk=chunk, limit=30)
+            found.append(list(work.results(work.share())))
+    assert len(found[0]) > len(found[1]) > 1
+    for name in (*FIELDS, "elbo"):
+        np.testing.assert_array_equal(*(all_of(results, name) for results in found))
+
+
+def test_blocks_have_random_keys_of_their_own_and_the_first_that_of_the_method(monkeypatch, path):
+    seeds = []
+
+    def fake(method, scenes, seed, **options):
+        seeds.append(seed)
+        return infer("ransac", scenes)
+
+    monkeypatch.setattr(batch, "infer", fake)
+    for chunk in (8, 24):
+        with SceneFile(path) as file:
+            work = Work(RANSAC._replace(seed=5), file, chunk=chunk)
+            list(work.results(work.share()))
+    num_blocks = -(-len(SCENES.points) // 8)
+    assert seeds[:num_blocks] == seeds[num_blocks:]
+    assert len(set(seeds)) == num_blocks
+    assert seeds[0] == 5
+
+
+def test_the_shares_of_processes_are_all_of_it(path):
+    with SceneFile(path) as file:
+        work = Work(RANSAC, file, chunk=8)
+        for processes in (1, 2, 3, 7):
+            shares = [work.share(process, processes) for process in range(processes)]
+            assert sorted(chunk for share in shares for chunk in share) == list(range(len(work)))
+        numbers = np.concatenate([work.scenes_of(chunk) for chunk in range(len(work))])
+    present = np.load(path)["present"]
+    np.testing.assert_array_equal(numbers, np.flatnonzero(present.any(axis=1)))
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+def test_work_goes_on_where_it_stopped(path, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    calls = []
+
+    def counted(method, scenes, *arguments, **options):
+        calls.append(len(scenes.points))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return infer(method, scenes, *arguments, **options)
+
+    monkeypatch.setattr(batch, "infer", counted)
+    arguments = ("infer", path, "--all", "--method", "ransac", "--out", out)
+    stopped = run(*arguments, "--chunk", 8)
+    assert stopped.exit_code == cli.INTERRUPTED
+    assert "the same command goes on there" in stopped.stdout
+    assert not json.loads((out / "manifest.json").read_text())["complete"]
+    before = {part: part.stat().st_mtime_ns for part in out.glob("part-*.npz")}
+    assert len(before) == 2
+    resumed = run(*arguments)
+    assert resumed.exit_code == 0, resumed.output
+    assert "Resuming: 2 of" in resumed.stdout
+    assert sum(calls[3:]) == len(SCENES.points) - 16
+    assert {part: part.stat().st_mtime_ns for part in before} == before
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["complete"] and manifest["chunk"] == 8
+    assert sum(part["scenes"] for part in manifest["parts"]) == len(SCENES.points)
+    assert manifest["mean"]["converged"] == infer("ransac", SCENES).converged.mean()
+    assert sorted(os.listdir(out)) == sorted(
+        ["manifest.json", *(part["file"] for part in manifest["parts"])]
+    )
+
+
+def test_answers_of_another_job_are_not_taken(path, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    arguments = ("infer", path, "--all", "--method", "ransac", "--out", out)
+    assert run(*arguments).exit_code == 0
+    for other, word in (
+        (["--seed", 1], "seed"),
+        (["--precision", 100], "settings"),
+        (["--preset", "paper"], "settings"),
+    ):
+        refused = run(*arguments, *other)
+        assert refused.exit_code == cli.BAD_INPUT
+        assert f"answers of another job, with another {word};" in refused.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "_code", lambda: "an edited prior")
+        assert "with another code;" in run(*arguments).stderr
+    save_scenes(path, SCENES._replace(points=SCENES.points + 1e-3))
+    assert "with another contents;" in run(*arguments).stderr
+    fresh = run(*arguments, "--fresh", "--seed", 1)
+    assert fresh.exit_code == 0, fresh.output
+    assert json.loads((out / "manifest.json").read_text())["seed"] == 1
+
+
+def test_a_damaged_part_is_named(path, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--method", "ransac", "--out", out)
+    assert run("infer", path, "--all", *arguments).exit_code == 0
+    part = out / "part-000000.npz"
+    part.write_bytes(part.read_bytes()[:500])
+    refused = run("evaluate", path, *arguments)
+    assert refused.exit_code == cli.BAD_INPUT
+    assert re.search(r"cannot read .*part-000000.npz .*; remove it", refused.stderr)
+    (out / "manifest.json").unlink()
+    assert "of which no manifest.json says" in run("evaluate", path, *arguments).stderr
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_evaluate_by_chunks_says_what_the_metrics_say(path, tmp_path, plain, kept):
+    options = ["--method", "ransac", "--chunk", 8]
+    if kept:
+        options += ["--out", tmp_path / "out"]
+        assert run("infer", path, "--all", *options).exit_code == 0
+    result = run("evaluate", path, *options, "--json", "-")
+    assert result.exit_code == 0, result.output
+    numbers = json.loads(result.stdout[result.stdout.index("{") :])
+    assert numbers["scenes"] == len(SCENES.points)
+    assert (numbers["seconds_per_scene"] is None) == kept
+    for protocol in PROTOCOLS:
+        for name in METRICS:
+            values = score(plain)[protocol][name]
+            assert numbers[protocol][name] == pytest.approx(values.mean())
+            error = values.std(ddof=1) / np.sqrt(len(values))
+            assert numbers["standard_error"][protocol][name] == pytest.approx(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--all"], "--all wants a folder for the answers; give it with --out DIR"),
+        (["--out", "here"], "are for many scenes; give --all too"),
+        (["--devices", 2], "are for many scenes; give --all too"),
+        (["--all", "--out", "here", "--index", 2], "--index, --plot and --json are for one scene"),
+        (["--all", "--out", "here", "--chunk", 0], "at least one scene, got 0"),
+        (["--all", "--out", "here", "--devices", 99], "wanted 99 devices, but JAX has"),
+        (["--all", "--out", "here", "--devices", 0], "wanted 0 devices, but JAX has"),
+        (["--all", "--out", "here", "--process", 1], "go together, but only some were given"),
+        (
+            ["--all", "--out", "here", "--coordinator", "x", "--process", 0, "--processes", 1],
+            "the coordinator is HOST:PORT, got 'x'",
+        ),
+        (
+            ["--all", "--out", "h", "--coordinator", "h:1", "--process", 2, "--processes", 2],
+            "of 2 processes there is none with the number 2; give 0 to 1",
+        ),
+    ],
+)
+def test_bad_arguments_are_explained(path, monkeypatch, tmp_path, arguments, pattern):
+    monkeypatch.chdir(tmp_path)
+    result = run("infer", path, "--method", "ransac", *arguments)
+    assert result.exit_code == cli.BAD_INPUT, result.output
+    assert re.search(pattern, result.stderr), result.stderr
+    assert not list(tmp_path.rglob("part-*"))
+
+
+def test_methods_of_one_device_say_so(path, tmp_path):
+    result = run(
+        "infer", path, "--method", "exact", "--all", "--out", tmp_path / "o", "--devices", 2
+    )
+    assert "the method exact has no option 'devices'" in result.stderr
+
+
+# --- reading in slices --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_slices_are_those_of_the_whole(tmp_path, write):
+    path = tmp_path / "scenes.npz"
+    whole = {"points": SCENES.points, "present": SCENES.present, "object": SCENES.object}
+    write(path, **whole)
+    with SceneFile(path) as file:
+        assert len(file) == len(SCENES.points)
+        for start, stop in ((0, 3), (20, 25), (4, 5), (0, len(file))):  # forwards and back
+            some = file.read(start, stop)
+            for name, array in whole.items():
+                np.testing.assert_array_equal(getattr(some, name), array[start:stop])
+
+
+def test_arrays_stored_by_columns_are_read(tmp_path):
+    path = tmp_path / "scenes.npz"
+    np.savez(path, points=np.asfortranarray(SCENES.points), present=SCENES.present)
+    np.testing.assert_array_equal(load_scenes(path).points, SCENES.points)
+
+
+# --- several devices and processes, in processes of their own -----------------------------------
+
+
+_SMALL_BLOCKS = """
+from capsules import cli
+from capsules.commands import scale
+met = scale.check_processes
+
+def check_processes(*arguments):
+    number = met(*arguments)
+    from capsules import batch  # JAX computes from here on: not before the processes have met
+    batch.BLOCK = 8
+    return number
+
+scale.check_processes = check_processes
+cli.main()
+"""
+
+
+def start(*arguments, cache, devices=1, **options):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    command = [sys.executable, "-c", _SMALL_BLOCKS, *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **pipes, **options)
+
+
+def finished(process):
+    out, err = process.communicate(timeout=280)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_two_devices_say_what_one_says(path, tmp_path, cache):
+    arguments = ["--method", "ransac", "--devices", 2, "--out", tmp_path / "out"]
+    code, _, err = finished(start("infer", path, "--all", *arguments, cache=cache, devices=2))
+    assert code == 0, err
+    plain = infer("ransac", SCENES)
+    stored = results_in(tmp_path / "out", path)
+    for name in FIELDS:
+        np.testing.assert_allclose(all_of(stored, name), getattr(plain, name), rtol=0, atol=1e-9)
+
+
+_TWO_DEVICES = """
+import json, sys
+import jax, numpy as np
+from inference import cavi
+from inference.variational import pool
+from inference.variational.ascent import Schedule
+from models.program.batches import read_scenes
+from models.constellation import constellation
+from capsules.experiments.generator import sample_scenes
+from models.templates import shapes, stack
+from functools import partial
+
+program = partial(constellation, parts=stack(shapes("triangle", "triangle")))
+scenes = sample_scenes(40, sigma=0.1, seed=2, objects=("triangle", "triangle"))
+one, two = (cavi.run(program, scenes, 0, restarts=3, devices=n) for n in (1, 2))
+names = ("match_probs", "pose_mean", "pose_covariance", "elbo", "steps")
+apart = {n: float(np.abs(getattr(one, n) - getattr(two, n)).max()) for n in names}
+reading = read_scenes(program, scenes.take(slice(8)))
+engine = pool.engine(reading.skeleton, "sinkhorn", "poses", Schedule(), 2)
+runs = engine.start(reading.model, jax.random.split(jax.random.key(0), 8))
+text = engine.advance.lower(runs).compile().as_text()
+words = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+found = {"collectives": [word for word in words if word in text], "loops": "while" in text}
+spread = len(runs.state.done.sharding.device_set)
+print(json.dumps({"apart": apart, "spread": spread} | found))
+"""
+
+
+@pytest.mark.slow
+def test_coordinate_ascent_on_two_devices_without_a_collective():
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_DEVICES], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert max(found["apart"].values()) <= 1e-9, found
+    assert found["loops"] and not found["collectives"]
+    assert found["spread"] == 2
+
+
+def test_two_processes_make_one_manifest(path, tmp_path, cache):
+    out = tmp_path / "out"
+    meeting = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2]
+    arguments = ["infer", path, "--all", "--method", "ransac", "--chunk", 8, "--out", out, *meeting]
+    both = [start(*arguments, "--process", i, cache=cache) for i in (1, 0)]
+    ends = [finished(process) for process in both]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    said = " ".join(text for _, text, _ in ends)
+    assert said.count("Wrote") >= 1
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["complete"]
+    stored = results_in(out, path)
+    plain = infer("ransac", SCENES)
+    np.testing.assert_array_equal(all_of(stored, "match_probs"), plain.match_probs)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_leaves_what_can_be_gone_on_with(tmp_path, cache):
+    path, out = tmp_path / "many.npz", tmp_path / "out"
+    many = sample_scenes(4000, sigma=0.1, seed=2)
+    save_scenes(path, many)
+    meeting = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2]
+    arguments = ["infer", path, "--all", "--method", "ransac", "--chunk", 8, "--out", out]
+    first, second = (start(*arguments, *meeting, "--process", i, cache=cache) for i in (0, 1))
+    deadline = time.monotonic() + 120
+    while len(list(out.glob("part-*1.npz"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    second.send_signal(signal.SIGKILL)
+    second.communicate()
+    parts = list(out.glob("part-*.npz"))
+    for part in parts:  # whole, each of them
+        with np.load(part) as stored:
+            assert stored["converged"].size
+    first.send_signal(signal.SIGINT)  # enough of it
+    code, text, err = finished(first)
+    assert code == cli.INTERRUPTED, err
+    assert "the same command goes on there" in text
+    left = sorted(path.name for path in out.iterdir() if path.name.startswith("."))
+    assert len(left) <= 1  # what the killed one was writing
+    with SceneFile(path) as file:
+        work = Work(Job("ransac", 0, settings_of(out)), file, out)
+        done = [chunk for chunk in range(len(work)) if work.is_done(chunk)]
+        assert 2 <= len(done) < len(work)
+        chunk = next(c for c in range(len(work)) if c not in done)
+        work.run(chunk)
+        assert work.is_done(chunk)
+        assert work.finish() == len(work) - len(done) - 1
+
+
+def settings_of(folder):
+    return json.loads((folder / "manifest.json").read_text())["settings"]
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+_PEAK = """
+import sys
+from pathlib import Path
+from capsules import batch
+from capsules.batch import Job, Work
+from inference.result import Result
+from models.scenes import SceneFile
+import numpy as np
+
+def quick(method, scenes, seed, **options):
+    "Stands in for a method: answers of the right size at no cost."
+    n, rows = scenes.present.shape
+    probs = np.random.default_rng(seed).dirichlet(np.ones(rows), (n, rows))
+    return Result(method, scenes, probs, np.zeros((n, 3, 4)),
+        np.zeros((n, 3, 4, 4)), np.zeros((n, rows), int), np.zeros(rows, int), np.ones(n, bool),
+        np.ones(n, int), elbo=np.zeros(n))
+
+batch.infer = quick
+with SceneFile(sys.argv[1]) as file:
+    work = Work(Job("quick", 0, {}), file, Path(sys.argv[2]), chunk=1024)
+    for chunk in work.share():
+        work.run(chunk)
+    assert work.finish() == 0
+status = Path("/proc/self/status").read_text()
+print(int(status.split("VmHWM:")[1].split()[0]) / 2**20)
+"""
+"""(`getrusage` would do, but its peak is handed on to a child: it would be that of the tests.)"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Answers of 40,000 scenes are 60 MB, and of 4,000 six."""
+    peaks = []
+    for count in (4_000, 40_000):
+        path = tmp_path / f"{count}.npz"
+        save_scenes(path, sample_scenes(count, sigma=0.1, seed=2))
+        command = [sys.executable, "-c", _PEAK, str(path), str(tmp_path / f"{count}")]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+        assert done.returncode == 0, done.stderr
+        peaks.append(float(done.stdout))
+    assert peaks[1] < peaks[0] + 0.02  # GiB
+    assert peaks[1] < 2.0
+
+
+def test_a_file_too_large_for_memory_is_refused_with_its_size(path, monkeypatch):
+    monkeypatch.setattr("capsules.files.scenes.MAX_BYTES", 1000)
+    with pytest.raises(InputError, match=r"take 0\.0 GiB, more than .* `capsules infer --all`"):
+        load_scenes(path)

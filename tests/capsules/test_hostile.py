@@ -1,0 +1,464 @@
+"""Hostile input: whatever a file holds, a command answers, or says in a sentence why it does not.
+
+Most inputs never reach a method: a cheap one stands in for it, and notes what it was given.
+"""
+
+import functools
+import json
+import os
+import re
+import resource
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from typer.testing import CliRunner
+
+from capsules import cli, methods
+from capsules.experiments.generator import sample_scenes
+from capsules.files.scenes import SceneFile, load_scenes, save_scenes
+from capsules.methods import infer
+from inference import cavi, exact, gibbs, nuts, ransac, svi
+from inference.result import Result
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import PermutationMatch
+from models.errors import InputError
+from models.scenes import make_scene
+
+ROOT = Path(__file__).parents[2]
+SCENES = sample_scenes(16, sigma=0.1, seed=0)
+FUZZ = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    derandomize=True,
+)
+
+
+def quick(program, scene, seed, progress, **options):
+    """Stands in for a method: it wants what a method may rely on, and answers at once."""
+    scenes = scene.batch()
+    assert np.isfinite(scenes.points).all() and scenes.present.any(axis=1).all()
+    assert scenes.points.shape[1:] == (11, 2)
+    n, rows = scenes.present.shape
+    answer = Result(
+        method="ransac",
+        scene=scenes,
+        match_probs=np.tile(np.eye(rows), (n, 1, 1)),
+        pose_mean=np.tile([0.0, 0.0, 1.0, 0.0], (n, 3, 1)),
+        pose_covariance=np.tile(np.eye(4), (n, 3, 1, 1)),
+        object=np.where(scenes.present, 0, -1),
+        owner=np.repeat([0, 1, 2], [4, 3, 4]),
+        converged=np.ones(n, bool),
+        steps=np.ones(n, int),
+    )
+    return answer if scene.is_batch else answer.take(0)
+
+
+@pytest.fixture(autouse=True)
+def quick_method(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, "ransac", methods.METHODS["ransac"]._replace(run=quick))
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def assert_civil(result):
+    """An answer, or one sentence and exit code 2."""
+    assert result.exit_code in (0, cli.BAD_INPUT), (result.output, result.exception)
+    if result.exit_code:
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+        assert result.stdout == ""
+    else:
+        json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is no JSON
+
+
+def assert_refused(result, pattern):
+    assert_civil(result)
+    assert result.exit_code == cli.BAD_INPUT
+    assert re.search(pattern, result.stderr), result.stderr
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+numbers = st.one_of(st.floats(), st.integers(), st.text(max_size=5), st.none(), st.booleans())
+json_values = st.recursive(
+    numbers,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=12,
+)
+points = st.lists(st.lists(st.floats(-2, 2), min_size=2, max_size=2), min_size=1, max_size=13)
+
+
+@FUZZ
+@given(content=json_values | points | points.map(lambda rows: {"points": rows}))
+def test_any_json_is_answered_or_refused(tmp_path, content):
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert_civil(run("infer", tmp_path / "a.json", "--method", "ransac", "--json", "-"))
+
+
+@FUZZ
+@given(
+    content=st.binary(max_size=200)
+    | st.text('0123456789.,-+e\n"nai x\0', max_size=80).map(str.encode)
+)
+@pytest.mark.parametrize("suffix", ["csv", "json", "npz"])
+def test_any_bytes_are_answered_or_refused(tmp_path, suffix, content):
+    (tmp_path / f"a.{suffix}").write_bytes(content)
+    assert_civil(run("infer", tmp_path / f"a.{suffix}", "--method", "ransac", "--json", "-"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "pattern"),
+    [
+        ("deep.json", "[" * 100_000, "is not JSON"),
+        ("digits.json", "[[" + "9" * 5000 + ", 1]]", "is not JSON"),
+        ("huge.json", "[[1" + "0" * 400 + ", 1]]", "does not hold points"),
+        ("field.csv", "1" * 200_000, "is not CSV|does not hold points|NaN or infinite"),
+        ("many.csv", "0.1,0.2\n" * 100_000, "has 100000 points but the program only 11 parts"),
+        ("none.csv", "x,y\n", "does not hold points"),
+    ],
+)
+def test_awkward_text_is_refused(tmp_path, name, content, pattern):
+    (tmp_path / name).write_text(content)
+    assert_refused(run("infer", tmp_path / name, "--method", "ransac", "--json", "-"), pattern)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")  # would wait for ever
+    os.mkfifo(tmp_path / "pipe.npz")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")  # has no end
+    for name in ("pipe.csv", "pipe.npz", "zero.json"):
+        assert_refused(run("infer", tmp_path / name, "--json", "-"), "it is no ordinary file")
+
+
+# --- npz ----------------------------------------------------------------------------------------
+
+shapes = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=12)
+anything = arrays.arrays(
+    st.sampled_from([float, np.float32, np.int8, np.uint64, bool, complex, "U3", "M8[s]"]), shapes
+)
+scene_like = arrays.arrays(float, (3, 11, 2), elements=st.floats(allow_nan=True))
+
+
+@FUZZ
+@given(
+    arrays_by_name=st.fixed_dictionaries(
+        {"points": anything | scene_like, "present": anything | st.just(np.ones((3, 11), bool))},
+        optional={"object": anything, "point_type": anything, "other": anything},
+    )
+)
+def test_any_arrays_are_answered_or_refused(tmp_path, arrays_by_name):
+    np.savez(tmp_path / "a.npz", **arrays_by_name)
+    options = ["--method", "ransac", "--json", "-"]
+    assert_civil(run("infer", tmp_path / "a.npz", *options))
+    assert_civil(run("evaluate", tmp_path / "a.npz", *options))
+
+
+@FUZZ
+@given(data=st.data(), compressed=st.booleans())
+def test_a_damaged_file_is_answered_or_refused(tmp_path, data, compressed):
+    path = tmp_path / "a.npz"
+    (np.savez_compressed if compressed else np.savez)(
+        path, points=SCENES.points, present=SCENES.present
+    )
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(0, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+    assert_civil(run("infer", path, "--index", 3, "--method", "ransac", "--json", "-"))
+
+
+def write_with_header(path, shape, dtype="<f8", content=b"\0" * 64, compression=zipfile.ZIP_STORED):
+    """A scene file whose `points` are not what their header says."""
+    header = str({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr(
+            "points.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
+        )
+        file.writestr("present.npy", b"")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((10**9, 11, 2), "<f8"),
+        ((10**18, 10**18, 10**18), "<f8"),
+        ((-1, 11, 2), "<f8"),
+        ((2, 2, 2), "|O"),
+        ((1, 11, 2), "<f8"),
+    ],
+)
+def test_absurd_headers_are_refused_before_memory_is_taken(tmp_path, shape, dtype):
+    path = tmp_path / "a.npz"
+    write_with_header(path, shape, dtype)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=r"the header of points says|pickled objects"):
+        SceneFile(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+def test_a_bomb_is_not_unpacked(tmp_path):
+    """A megabyte that unpacks to a gigabyte of zeros, all of it stated truly."""
+    path = tmp_path / "bomb.npz"
+    count = 10**9 // (11 * 2)
+    header = str({"descr": "|i1", "fortran_order": False, "shape": (count, 11, 2)}).encode() + b"\n"
+    small = str({"descr": "|b1", "fortran_order": False, "shape": (count, 11)}).encode() + b"\n"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name, text, size in (("points", header, 22), ("present", small, 11)):
+            with file.open(f"{name}.npy", "w") as out:
+                out.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+                for _ in range(size):
+                    out.write(bytes(count))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="holds no scene with points"):
+        load_scenes(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_pickles_are_never_opened(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "trap"),))
+
+    np.savez(tmp_path / "a.npz", points=np.array([Trap()]), present=SCENES.present)
+    assert_refused(run("infer", tmp_path / "a.npz"), "pickled objects")
+    assert not (tmp_path / "trap").exists()
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-12, 1e-7, 1e5, 1e12, 1e300])
+def test_extreme_scales_are_refused_with_what_to_do(tmp_path, scale):
+    path = tmp_path / "a.npz"
+    save_scenes(path, SCENES._replace(points=SCENES.points * scale))
+    assert_refused(run("infer", path, "--method", "ransac", "--json", "-"), "scale the points to")
+    assert_refused(
+        run("evaluate", path, "--method", "ransac", "--json", "-"), "scale the points to"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3])
+@pytest.mark.parametrize("method", ["ds", "exact"])
+def test_other_scales_have_an_answer(method, scale):
+    """With a template of three parts: compiled once for each method."""
+    scene = make_scene(np.array([[1.0, 0.3], [0.2, -0.4], [-0.7, 0.6]]) * scale, 3)
+    result = infer(method, scene, objects=("triangle",))
+    np.testing.assert_allclose(result.match_probs.sum(axis=1), 1.0, atol=1e-6)
+    assert np.isfinite(result.elbo if result.log_evidence is None else result.log_evidence)
+    assert np.isfinite(result.pose_mean).all()
+
+
+@pytest.mark.parametrize("method", ["ds", "exact"])
+def test_repeated_points_have_an_answer(method):
+    result = infer(method, make_scene([[0.2, 0.1]] * 3, 3), objects=("triangle",))
+    np.testing.assert_allclose(result.match_probs.sum(axis=1), 1.0, atol=1e-6)
+    assert np.isfinite(result.pose_mean).all()
+    np.testing.assert_array_equal(result.object, [0, 0, 0])
+
+
+def test_very_many_parts_are_refused_with_the_estimate(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, points=np.zeros((1, 100_000, 2)), present=np.ones((1, 100_000), bool))
+    names = ",".join(["square"] * 25_000)
+    pattern = r"100,000 parts in all, more than the 512 .* 74\.5 GiB for each run"
+    assert_refused(run("infer", path, "--shapes", names, "--json", "-"), pattern)
+    assert_refused(run("evaluate", path, "--shapes", names, "--json", "-"), pattern)
+    assert_refused(run("infer", path, "--json", "-"), "100000 rows but the program 11 parts")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", "0", "-1"])
+def test_odd_precisions_are_refused(tmp_path, value):
+    save_scenes(tmp_path / "a.npz", SCENES)
+    options = ["--precision", value, "--method", "exact", "--json", "-"]
+    assert_refused(
+        run("infer", tmp_path / "a.npz", *options),
+        "precision must be (positive|at most 1e.12), got",
+    )
+
+
+def odd_program(
+    points, present, pose_mean=0.0, pose_variance=1.0, logit=0.0, entry=None, precision=1e4
+):
+    """Two triangles with numbers that an edit may leave in a prior."""
+    parts = methods.templates(("triangle", "triangle"))
+    with numpyro.plate("object", 2):
+        covariance = pose_variance * jnp.eye(4)
+        pose = numpyro.sample("pose", dist.MultivariateNormal(jnp.full(4, pose_mean), covariance))
+    logits = jnp.full((6, 6), logit).at[0, 0].set(logit if entry is None else entry)
+    match = numpyro.sample("match", PermutationMatch(logits))
+    likelihood = MatchedParts(match, pose, parts, precision=precision, present=present)
+    numpyro.sample("points", likelihood, obs=points)
+
+
+@pytest.mark.parametrize("method", [cavi.run, exact.run, ransac.run, svi.run, nuts.run, gibbs.run])
+@pytest.mark.parametrize("name", ["pose_mean", "pose_variance", "logit", "precision"])
+def test_nan_in_a_program_is_named(method, name):
+    scene = make_scene(np.random.default_rng(0).normal(size=(6, 2)), 6)
+    words = {
+        "pose_mean": "MultivariateNormal distribution got invalid loc",
+        "pose_variance": "MultivariateNormal distribution got invalid covariance_matrix",
+        "logit": "PermutationMatch distribution got invalid logits",
+        "precision": "precision must be positive",
+    }
+    with pytest.raises(InputError, match=words[name]):
+        method(functools.partial(odd_program, **{name: np.nan}), scene)
+
+
+@pytest.mark.long
+@settings(FUZZ, max_examples=20)
+@given(
+    name=st.sampled_from(["pose_mean", "pose_variance", "logit", "entry", "precision"]),
+    value=st.floats() | st.sampled_from([0.0, -np.inf, 1e-300, 1e-12, 1e12, 1e30, 1e300]),
+    method=st.sampled_from([functools.partial(cavi.run, restarts=2), exact.run]),
+)
+def test_any_number_in_a_prior_is_answered_or_refused(name, value, method):
+    scene = make_scene(np.random.default_rng(0).normal(size=(5, 2)), 6)
+    try:
+        result = method(functools.partial(odd_program, **{name: value}), scene)
+    except InputError as error:
+        assert "\n" not in str(error)
+        return
+    assert np.isfinite(result.elbo if result.log_evidence is None else result.log_evidence)
+    assert np.isfinite(result.pose_covariance).all()
+    np.testing.assert_allclose(result.match_probs.sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("odd", "pattern"),
+    [
+        ({"pose_mean": 1e13}, r"site 'pose': 1e\+13 among the numbers .* at most 1e\+12"),
+        ({"precision": np.inf}, r"site 'points': inf among the numbers"),
+        ({"logit": -np.inf}, r"site 'match': its prior forbids every match"),
+        ({"pose_mean": 1e12}, r"numbers of 2\.3e\+14 standard deviations of the noise; .* lower"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused(odd, pattern):
+    scene = make_scene(np.random.default_rng(0).normal(size=(5, 2)), 6)
+    with pytest.raises(InputError, match=pattern):
+        exact.run(functools.partial(odd_program, **odd), scene)
+
+
+def test_a_prior_that_leaves_two_points_one_part_is_refused():
+    """Every row and every column has a partner, and yet there is no match."""
+    logits = np.zeros((6, 6))
+    logits[:2, 1:] = -np.inf
+
+    def program(points, present):
+        with numpyro.plate("object", 2):
+            pose = numpyro.sample("pose", dist.MultivariateNormal(jnp.zeros(4), jnp.eye(4)))
+        match = numpyro.sample("match", PermutationMatch(logits))
+        parts = methods.templates(("triangle", "triangle"))
+        likelihood = MatchedParts(match, pose, parts, precision=1e4, present=present)
+        numpyro.sample("points", likelihood, obs=points)
+
+    scene = make_scene(np.random.default_rng(0).normal(size=(5, 2)), 6)
+    with pytest.raises(InputError, match="its prior forbids every match"):
+        cavi.run(program, scene)
+
+
+def test_nan_that_numpyro_lets_pass_is_named():
+    scene = make_scene(np.random.default_rng(0).normal(size=(6, 2)), 6)
+    with (
+        numpyro.distributions.distribution.validation_enabled(False),
+        pytest.raises(InputError, match=r"site 'pose': NaN among the numbers of its distribution"),
+    ):
+        cavi.run(functools.partial(odd_program, pose_mean=np.nan), scene)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
+def test_odd_seeds_are_refused(tmp_path, seed):
+    save_scenes(tmp_path / "a.npz", SCENES)
+    assert_refused(
+        run("infer", tmp_path / "a.npz", "--seed", seed, "--json", "-"), "the seed must be"
+    )
+
+
+# --- outputs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path):
+    (tmp_path / "in").mkdir()
+    save_scenes(tmp_path / "in" / "a.npz", SCENES)
+    return tmp_path / "in" / "a.npz"
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("--json", "no/such/folder/out.json"),
+        ("--json", "a_file/out.json"),
+        ("--plot", "no/such/folder/out.png"),
+        ("--plot", "a_file/out.png"),
+        ("--out", "a_file/out"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_explained(tmp_path, stored, option, place):
+    (tmp_path / "a_file").touch()
+    extra = ["--all"] if option == "--out" else []
+    result = run("infer", stored, "--method", "ransac", *extra, option, tmp_path / place)
+    assert result.exit_code == cli.BAD_INPUT and "cannot write" in result.stderr
+    assert sorted(os.listdir(tmp_path)) == ["a_file", "in"]
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path, stored):
+    os.mkfifo(tmp_path / "pipe.json")
+    result = run("infer", stored, "--method", "ransac", "--json", tmp_path / "pipe.json")
+    assert_refused(result, "cannot write .*it is no ordinary file")
+    assert (tmp_path / "pipe.json").is_fifo()
+
+
+@pytest.fixture
+def no_room():
+    """No file can grow beyond a hundred bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("what", ["infer --json", "infer --all", "evaluate", "sample"])
+def test_a_full_disk_leaves_no_half_of_a_file(tmp_path, stored, no_room, what):
+    out = tmp_path / "out"
+    arguments = {
+        "infer --json": ["infer", stored, "--method", "ransac", "--json", out],
+        "infer --all": ["infer", stored, "--method", "ransac", "--all", "--out", out],
+        "evaluate": ["evaluate", stored, "--method", "ransac", "--json", out],
+        "sample": ["sample", out],
+    }[what]
+    result = run(*arguments)
+    assert result.exit_code == cli.BAD_INPUT, result.output
+    assert re.search(r"cannot write .*File too large", result.stderr), result.stderr
+    assert not out.is_file()
+    assert not out.is_dir() or not os.listdir(out)
+    assert sorted(set(os.listdir(tmp_path)) - {"out", "in"}) == []
+
+
+def test_a_full_standard_output_is_a_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "capsules.cli", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+    assert done.returncode == cli.BAD_INPUT
+    assert done.stderr == (
+        "error: cannot write (No space left on device); make room, or write to another place\n"
+    )
