@@ -63,7 +63,15 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
     pose_key, match_key, precision_key, parts_key = jax.random.split(key, 4)
     noise = np.asarray(jax.random.normal(pose_key, (count, *result.pose_mean.shape)))
     factor = np.linalg.cholesky(result.pose_covariance)
-    model = read(program, result.scene)
+    given = result.details.get("conditions", {})
+    for name, value in given.items():
+        if np.issubdtype(np.asarray(value).dtype, np.floating):
+            raise InputError(
+                f"draws of {result.method} require that it has a factor for every continuous site, "
+                f"and {name!r} was integrated over; use nuts, gibbs, or svi with an "
+                "automatic guide"
+            )
+    model = read(program, result.scene, given)
     drawn = {"pose": result.pose_mean + np.einsum("kpq,nkq->nkp", factor, noise)}
     rng = np.random.default_rng(np.asarray(jax.random.key_data(match_key)))
     of_rows = model.match_family is MixtureMatch
@@ -71,7 +79,7 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
     drawn["match"] = np.where(result.scene.present, match, -1)
     probs = jnp.asarray(result.match_probs)
     if model.precision_prior is not None:
-        concentration, rate = _precision(model, result)
+        concentration, rate = precision_factor(model, result)
         gamma = jax.random.gamma(precision_key, concentration, (count,))
         drawn["precision"] = np.asarray(gamma / rate)
     if model.part_prior is not None:
@@ -80,7 +88,7 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
     return drawn
 
 
-def _precision(model: Conjugate, result: Result) -> tuple[Array, Array]:
+def precision_factor(model: Conjugate, result: Result) -> tuple[Array, Array]:
     """The Gamma factor of the noise precision that goes with the other factors."""
     pose = meanfield.PoseFactor(
         jnp.moveaxis(jnp.asarray(result.pose_mean), 0, -1),

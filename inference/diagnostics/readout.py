@@ -1,11 +1,12 @@
 """What a result says in words: which point is which part, and where each object is."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 
+from inference.diagnostics.posterior_draws import precision_factor
 from inference.exact.parses import poses_given
 from inference.result import Result
 from models.numerics.linalg import covariance_of
@@ -72,12 +73,39 @@ def poses_given_match(
     """Mean and covariance of the pose of each object where the match is known.
 
     Methods that average over matches average over the turns of a square, too, and their mean pose
-    has no size; given the match it is the Normal of eqs. Lambda_k and mu_k.
+    has no size; given the match it is the Normal of eqs. Lambda_k and mu_k. Further sites, such as
+    the kind of each object or the noise precision, are those that go with the match.
     """
-    model = read(program, result.scene)
+    given = conditions_at(result, match)
+    model = read(program, result.scene, given)
+    if model.precision_prior is not None:  # at the mean of its factor
+        concentration, rate = precision_factor(model, result)
+        model = read(program, result.scene, given | {"precision": concentration / rate})
     mean, factor = poses_given(model, np.asarray(result.owner), np.asarray(match)[None])
     covariance = covariance_of(factor)
     return np.asarray(mean[..., 0].T), np.moveaxis(np.asarray(covariance[..., 0]), 2, 0)
+
+
+def conditions_at(result: Result, match: Int[np.ndarray, " N"]) -> dict[str, Any]:
+    """Values of a program's further sites that go with a match of the result.
+
+    Of a sampler they are those of its draws with this match: the most frequent value of a discrete
+    site, the median of a continuous one. Otherwise they are those of the condition of the largest
+    weight.
+    """
+    if not is_averaged(result) or result.draws is None:
+        return dict(result.details.get("conditions", {}))
+    drawn = {name: x.reshape(-1, *x.shape[2:]) for name, x in result.draws.items()}
+    own = (drawn.pop("match") == match).all(axis=-1)
+    drawn.pop("pose")
+    return {name: _typical(x[own] if own.any() else x) for name, x in drawn.items()}
+
+
+def _typical(draws: np.ndarray) -> np.ndarray:
+    if np.issubdtype(draws.dtype, np.floating):
+        return np.median(draws, axis=0)
+    values, counts = np.unique(draws, axis=0, return_counts=True)
+    return values[counts.argmax()]
 
 
 def similarity_of(

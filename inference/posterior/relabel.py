@@ -66,7 +66,8 @@ def frame_of(program: Program, result: Result) -> Frame:
     if result.is_batch:
         raise InputError("a frame is for one scene, got a result for a batch; use result.take(i)")
     if "best_match" in result.details:
-        return frame_at_match(program, result.scene, result.details["best_match"], {})
+        values = result.details.get("conditions", {})
+        return frame_at_match(program, result.scene, result.details["best_match"], values)
     if result.elbo is not None:
         return Frame(result.pose_mean, result.pose_covariance)
     if result.draws is None:

@@ -36,7 +36,9 @@ NOISE = np.random.default_rng(0).normal(size=(N, 2)) / np.sqrt(PRECISION)
 SCENE = make_scene(np.asarray(PARTS.predict(TRUTH)) + NOISE, N)
 # Priors that the points have to be weighed against: they move the posterior by its own width.
 CENTRE, CONCENTRATION, LOG_SCALE, SPREAD = 0.2, 50.0, -0.7, 0.15
-BUDGET = {"num_chains": 4, "num_warmup": 300, "num_draws": 500}
+# With so many draws five standard errors are 0.09 posterior standard deviations; leaving out the
+# Jacobian of the polar coordinates would move a mean by 0.12.
+BUDGET = {"num_chains": 4, "num_warmup": 300, "num_draws": 2000}
 
 
 def points_given(pose, points, present, parts=PARTS):
@@ -98,7 +100,7 @@ def assert_polar_posterior(pose):
         assert distance.max() < 5, distance
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("program", [polar, unnamed], ids=["deterministic", "another name"])
 def test_nuts_agrees_with_importance_sampling_under_polar_priors(program):
     result = drawn(program)
@@ -122,7 +124,7 @@ def _r_hat(draws):
     return max(float(az.rhat(flat[..., i])) for i in range(flat.shape[-1]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reparameterised_pose_has_the_posterior_of_the_pose_itself():
     result = drawn(decentred)
     assert result.converged
@@ -133,7 +135,7 @@ def test_a_reparameterised_pose_has_the_posterior_of_the_pose_itself():
     assert distance.max() < 5, distance
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("guide", ["AutoNormal", "AutoMultivariateNormal"])
 def test_an_automatic_guide_finds_computed_poses(guide):
     result = svi.run(polar, SCENE, 0, guide=guide, restarts=2)
@@ -145,7 +147,7 @@ def test_an_automatic_guide_finds_computed_poses(guide):
     assert {"angle", "log_scale", "place", "pose", "match"} <= set(result.draws)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_begin_at_the_points():
     """Few draws without warm-up: where the chains begin is where they should be."""
     result = nuts.run(polar, SCENE, 0, num_chains=4, num_warmup=0, num_draws=4)
@@ -157,7 +159,7 @@ def test_chains_begin_at_the_points():
 # --- what is made of the draws ------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_density_is_that_of_the_latent_sites():
     """An entry for a computed site is not taken for a value of it."""
     flat = {name: x[0, :3] for name, x in drawn(polar).draws.items()}
@@ -173,7 +175,7 @@ def _logit(angle):
     return np.log(share) - np.log1p(-share)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_arviz_gets_poses_and_latents():
     data = to_arviz(drawn(polar), polar, num_draws=50)
     assert {"pose", "angle", "log_scale", "place", "match"} <= set(data.posterior)
@@ -193,7 +195,7 @@ def test_no_symmetry_is_assumed_of_computed_poses():
     assert symmetry.find(cartesian_squares, FULL).order == 32
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_importance_weights_say_what_they_need():
     fitted = svi.run(polar, SCENE, 0, guide="AutoNormal", restarts=1, max_steps=100)
     with pytest.raises(InputError, match="require a latent site 'pose'"):
@@ -239,7 +241,7 @@ def test_what_is_refused(what, run):
         run(program, SCENE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_constrained_pose_begins_in_its_support():
     """Least squares in unconstrained values, of sites of any support."""
 
