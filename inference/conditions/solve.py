@@ -110,7 +110,7 @@ def solve(
         tolerance: of the log of an integral over continuous conditions.
         search: solves scenes whose discrete conditions have more than `max_values` joint values.
     """
-    found = read_problem(program, scenes, factors=factors, or_bound=or_bound)
+    found, factors = _first_reading(program, scenes, factors, or_bound)
     if isinstance(found, Problem):
         refuse_impossible(found.scenes, ~np.isneginf(found.log_constant))
         return method(found)
@@ -125,6 +125,23 @@ def solve(
         whole = _integrated if conditions.continuous else _summed
         results.append(whole(read, some, method, conditions, tolerance))
     return join_results(results)
+
+
+def _first_reading(
+    program: Program, scenes: Scene, factors: frozenset[str], or_bound: bool
+) -> tuple[Problem | Open, frozenset[str]]:
+    """A reading without conditions, or those that are open, and which factors the method keeps.
+
+    A precision that the poses depend on too is no factor of the family, but may be a condition.
+    """
+    try:
+        return read_problem(program, scenes, factors=factors, or_bound=or_bound), factors
+    except ConjugacyError:
+        if factors:
+            found = read_problem(program, scenes, factors=frozenset(), or_bound=or_bound)
+            if not isinstance(found, Problem) and "precision" in found:
+                return found, frozenset()
+        raise
 
 
 class _Reader(NamedTuple):

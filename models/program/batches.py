@@ -14,16 +14,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from models.errors import ConjugacyError
-from models.program.reading import (
-    FACTORS,
-    Conjugate,
-    Program,
-    Values,
-    conditions,
-    described,
-    pieces,
-    trace_sites,
-)
+from models.program.reading import FACTORS, Conjugate, Program, Values, described, look
 from models.program.witness import testify
 from models.scenes import Scene
 
@@ -128,11 +119,10 @@ def _trace_batch(
     kept: list[Any] = []
 
     def read_one(scene: Scene, given: dict[str, Any]) -> list[Any]:
-        sites = trace_sites(program, scene, given)
-        if left_open := conditions(sites, given, factors):
-            kept.append(left_open)
+        found = look(program, scene, given, factors)
+        if not isinstance(found, Conjugate):
+            kept.append(found)
             return []
-        found = pieces(sites, given, factors)
         leaves, structure = jax.tree.flatten(found)
         kept.extend([structure, leaves, skeleton_of(found)])
         return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
@@ -164,10 +154,10 @@ def _trace_single(
         varies: what is known to depend on the scene.
     """
     given = {name: x[0] for name, x in given.items()}
-    sites = trace_sites(program, Scene(**scenes.take(0).observed), given)
-    if left_open := conditions(sites, given, factors):
-        return left_open
-    found = jax.tree.map(np.asarray, pieces(sites, given, factors))
+    looked = look(program, Scene(**scenes.take(0).observed), given, factors)
+    if not isinstance(looked, Conjugate):
+        return looked
+    found = jax.tree.map(np.asarray, looked)
     if hash(jax.tree.structure(found)) != hash(jax.tree.structure(varies)):
         given = {name: x[None] for name, x in given.items()}
         return _trace_batch(program, scenes, given, factors)

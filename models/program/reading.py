@@ -9,11 +9,12 @@ density. `models.program.witness` holds what was read against the density of the
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import Distribution, biject_to
@@ -100,14 +101,27 @@ def read(
         given: values of the program's conditions.
         factors: sites that may keep their priors; others than these are conditions.
     """
+    found = look(program, scene, given, factors)
+    if not isinstance(found, Conjugate):
+        name, prior = next(iter(found.items()))
+        raise ConjugacyError(name, f"a further latent site, {described(prior)}", "a value of it")
+    return found
+
+
+def look(
+    program: Program,
+    scene: Scene,
+    given: Values | None = None,
+    factors: frozenset[str] = FACTORS,
+) -> Conjugate | dict[str, Distribution]:
+    """The same, or the conditions that a program leaves open."""
     sites = trace_sites(program, scene, given)
-    open_sites = conditions(sites, given, factors)
-    if open_sites:
-        name = next(iter(open_sites))
-        raise ConjugacyError(
-            name, f"a further latent site, {described(sites[name]['fn'])}", "a value of it"
-        )
-    return pieces(sites, given, factors)
+    if left_open := conditions(sites, given, factors):
+        return left_open
+    found = pieces(sites, given, factors)
+    if sites["points"]["fn"].pose is sites["pose"]["value"]:
+        return found
+    return _at_moved_pose(program, scene, given, found)
 
 
 def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
@@ -190,6 +204,28 @@ def pieces(
         part_prior=part_prior,
         match_family=type(match_prior),
     )
+
+
+def _at_moved_pose(
+    program: Program, scene: Scene, given: Values | None, found: Conjugate
+) -> Conjugate:
+    """Pieces of a program whose likelihood gets a linear function of each pose, J y + b.
+
+    Then x = F (J y + b) + m is again linear in y. That the function is linear, and of the object's
+    own pose alone, is for the witness to say.
+    """
+
+    def moved(pose: Float[Array, "K q"]) -> Float[Array, "K p"]:
+        sites = trace_sites(program, scene, {**(given or {}), "pose": pose})
+        return jnp.asarray(sites["points"]["fn"].pose)
+
+    start = jnp.full(found.pose_mean.shape, 0.5)
+    slope = jnp.einsum("kpkq->kpq", jax.jacfwd(moved)(start))
+    shift = moved(start) - jnp.einsum("kpq,kq->kp", slope, start)
+    parts, owner = found.parts, found.parts.owner
+    F = jnp.einsum("ndp,npq->ndq", parts.F, slope[owner])
+    offset = parts.offset + jnp.einsum("ndp,np->nd", parts.F, shift[owner])
+    return replace(found, parts=parts._replace(F=F, offset=offset))
 
 
 def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
@@ -291,7 +327,8 @@ class _Given(Messenger):
                 "prior as if it had been drawn; fix it with handlers.condition, or in the program"
             )
         name = msg["name"]
-        msg["value"] = self.values[name] if name in self.values else placeholder(msg["fn"])
+        given = name in self.values  # as JAX arrays: a program may use `pose.at[1].add(...)`
+        msg["value"] = jnp.asarray(self.values[name]) if given else placeholder(msg["fn"])
 
 
 def _check_signature(program: Program, observed: Mapping[str, Any]) -> None:
@@ -367,6 +404,8 @@ def _moments_by_curvature(prior: Distribution) -> tuple[Float[Array, "K p"], Arr
     slope = jax.grad(log_density)(start).reshape(shape)
     mean = start.reshape(shape) + jnp.einsum("kpq,kq->kp", covariance, slope)
     if not isinstance(covariance, jax.core.Tracer):
+        if not (np.linalg.eigvalsh(np.nan_to_num(precision)) > 0).all():
+            raise refused
         normal = dist.MultivariateNormal(mean, precision_matrix=precision)
         other = mean + jnp.linspace(-1.7, 1.3, start.size).reshape(shape)
         expected, found = normal.log_prob(other).sum(), log_density(other.ravel())

@@ -468,7 +468,7 @@ def assumed_moved():
 
 @row(
     "pose.at[1].add",
-    either("pose", "points") | {"svi-auto": NUMBER, "nuts": NUMBER},
+    conjugate() | {"svi-auto": Refused(("pose",)), "nuts": Refused(("pose",))},
     Oracle(assumed_moved, pose=moved),
 )
 def pose_at(points=None, present=None, *, match_prior):

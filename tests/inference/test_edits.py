@@ -9,6 +9,7 @@ RANSAC. No chain is run and no guide is fitted: other files test that methods re
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -240,10 +241,11 @@ def check_start(edit: Edit, method: str, found: tuple[float, dict[str, np.ndarra
     numbers = edit.oracle.assumed()
     problem = problem_of(numbers)
     covariance = q["pose_scale_tril"] @ q["pose_scale_tril"].swapaxes(1, 2)
-    likelihood = oracle_inference.expected_log_likelihood(problem, q["pose_mean"], covariance, 1.0)
+    mean = edit.oracle.pose({"pose": q["pose_mean"]})  # what the likelihood gets
+    likelihood = oracle_inference.expected_log_likelihood(problem, mean, covariance, 1.0)
     normaliser = oracle.log_permanent(problem.match_logits) - oracle.log_van_der_waerden(N)
     terms = oracle_inference.elbo_terms(
-        problem, q["match_probs"], q["pose_mean"], covariance, likelihood, normaliser
+        problem, q["match_probs"], mean, covariance, likelihood, normaliser
     )
     wanted = terms.total + float(numbers.log_constant)
     assert abs(elbo - wanted) < 1e-6 * max(1.0, abs(wanted)), f"elbo {elbo}, by hand {wanted}"
@@ -543,12 +545,18 @@ def _uncorrelated(whole: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-def _without_data(whole: Callable[..., Any]) -> Callable[..., Any]:
+def _nothing(whole: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments: jnp.zeros(())
 
 
-def _without_precision_prior(whole: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arguments: None
+def _unseen(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the features of the points one is overlooked."""
+
+    def broken(*arguments: Any) -> Any:
+        found = whole(*arguments)
+        return dataclasses.replace(found, seen=jnp.asarray(found.seen).at[0, 0].set(False))
+
+    return broken
 
 
 LOSSES = {
@@ -564,18 +572,14 @@ LOSSES = {
     "further data": Lost(
         "an observed site that depends on nothing",
         "number",
-        "inference.normalizer.log_prob_of_data",
-        _without_data,
+        "models.program.reading.log_prob_of",
+        _nothing,
     ),
-    "a factor": Lost(
-        "a constant factor", "bonus", "inference.normalizer.log_prob_of_data", _without_data
+    "a factor": Lost("a constant factor", "bonus", "models.program.reading.log_prob_of", _nothing),
+    "the prior of a further site": Lost(
+        "a LogNormal precision", "precision", "models.program.reading.log_prob_of", _nothing
     ),
-    "the prior of the precision": Lost(
-        "a Gamma precision",
-        "precision",
-        "models.program.reading.precision_prior_of",
-        _without_precision_prior,
-    ),
+    "a feature of a point": Lost("base", "points", "models.program.reading.pieces", _unseen),
 }
 
 
