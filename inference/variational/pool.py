@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -200,12 +199,12 @@ def _free(
 def _empty(like: Pool, width: int) -> Pool:
     """A pool of finished runs, to be filled."""
 
-    def widen(x: Array) -> Array:
+    def widen(x: Array) -> AnyArray:
         shared = x.shape[-1:] != like.state.done.shape
-        return x if shared else jnp.zeros((*x.shape[:-1], width), x.dtype)
+        return x if shared else np.zeros((*x.shape[:-1], width), x.dtype)
 
     pool = jax.tree.map(widen, like)
-    return pool._replace(state=pool.state._replace(done=jnp.ones(width, bool)))
+    return pool._replace(state=pool.state._replace(done=np.ones(width, bool)))
 
 
 def _narrow(
