@@ -12,7 +12,7 @@ from rich.table import Table
 
 from capsules.methods import METHODS, Progress, program_of, templates
 from inference import exact
-from inference.conditions.sets import has_presence
+from inference.conditions.sets import discrete_sites
 from inference.diagnostics.importance import GOOD_K, importance
 from inference.diagnostics.posterior_draws import draws_of
 from inference.posterior import symmetry
@@ -150,8 +150,9 @@ def _row(
     draws = None
     if frame is not None and result.draws is not None and result.elbo is None:
         draws = relabel(group, frame, result.draws)
-    # Importance weights want one Normal for each pose, which an object that may be absent has not.
-    weigh = result.elbo is not None and not has_presence(program, result.scene)
+    # Importance weights require one Normal for each pose, which a mixture over conditions has not.
+    is_mixture = "conditions" in result.details or discrete_sites(program, result.scene)
+    weigh = result.elbo is not None and not is_mixture
     trusted = importance(program, result) if weigh else None
     match_error, match_distance, pose_error = _errors(result, draws, group, truth)
     ess, r_hat = (None, None) if draws is None else _sampling(draws)

@@ -1,94 +1,119 @@
-"""Sets of present objects, for programs with a `presence` site: which are possible, and sums.
+"""Discrete latent sites of any name: their joint values that are possible at a scene, and sums.
 
-The site is a Bernoulli or, where present objects may be in one of several states (small or large,
-say), a Categorical whose first value means that the object is absent. A set is a value of the site.
-Given one, a program is an ordinary one.
+Which objects are present, of which kind they are, which component a prior has: given a value of
+each such site, a program has continuous latent sites only. Methods that work on its density sum
+over a *table* of the joint values.
 """
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Float, Int
-from numpyro.infer.util import potential_energy
+from jaxtyping import Array, Bool, Float
+from numpyro.handlers import condition, seed
+from numpyro.infer.util import compute_log_probs, potential_energy
 
 from inference.conditions.solve import list_conditions, refuse_impossible
-from inference.evidence import log_prior_normalizer
-from models.numerics.arrays import AnyArray
-from models.program.batches import Reading, read_scenes
+from models.program.batches import Open
+from models.program.marginal import marginal
 from models.program.reading import Program, trace_sites
 from models.program.reading import conditions as conditions_of
 from models.scenes import Scene
 
 Observed = dict[str, Any]
-"""What a program is given; where `presence` has two axes, sets that are to be summed over."""
+"""What a program is given."""
+
+Table = dict[str, Any]
+"""Joint values of the discrete latent sites, (values, ...) each; empty where there are none."""
+
+_PROBES = 4  # draws of the continuous sites at which a value is tried
+_TOGETHER = 64  # values that are tried at once
 
 
-class Sets(NamedTuple):
-    """Sets of present objects that can explain a scene."""
-
-    flags: Int[AnyArray, "sets K"]
-    log_prior: Float[AnyArray, " sets"]
-    """Log probability of the set and of all that is observed but the points."""
-    log_normalizer: Float[AnyArray, " sets"]
-    """Log of the sum of the match prior's weights given the set."""
-
-
-def has_presence(program: Program, scene: Scene) -> bool:
-    """Whether the program has a `presence` site that the scene leaves open."""
-    if scene.presence is not None:
-        return False
-    sites = trace_sites(program, scene)
-    return "presence" in sites and not sites["presence"]["is_observed"]
-
-
-def possible_sets(program: Program, scene: Scene) -> Sets:
-    """All sets that can explain one scene; refused where there are none, or too many."""
+def discrete_sites(program: Program, scene: Scene) -> Open:
+    """The discrete latent sites of a program other than the match."""
     left_open = conditions_of(trace_sites(program, scene))
-    flags = list_conditions({"presence": left_open["presence"]}).values["presence"]
-    copies = scene.batch().take(np.zeros(len(flags), int))
-    reading = read_scenes(program, copies, {"presence": flags})
-    assert isinstance(reading, Reading)
-    normalizer = log_prior_normalizer(reading, copies.present, or_bound=True)
-    log_prior = np.broadcast_to(np.asarray(reading.model.log_constant), len(flags))
-    possible = np.isfinite(log_prior) & np.isfinite(normalizer)
+    return {
+        name: prior
+        for name, prior in left_open.items()
+        if prior.support is not None and prior.support.is_discrete
+    }
+
+
+def possible_values(program: Program, scene: Scene) -> Table:
+    """The joint values that can explain one scene; refused where there are none, or too many.
+
+    A value is possible if the program's own density, with the match summed out, is positive at one
+    of several draws of its continuous sites.
+    """
+    left_open = discrete_sites(program, scene)
+    if not left_open:
+        return {}
+    table = list_conditions(left_open).values
+    keys = jax.random.split(jax.random.key(0), _PROBES)
+    possible = np.asarray(_are_possible(program)(table, scene.observed, keys))
     refuse_impossible(scene.batch(), possible.any()[None])
-    return Sets(flags[possible], log_prior[possible], normalizer[possible])
+    return {name: x[possible] for name, x in table.items()}
 
 
-def with_sets(program: Program, scene: Scene) -> Scene:
-    """The scene with, where the program leaves open which objects are there, all possible sets."""
-    if not has_presence(program, scene):
-        return scene
-    return scene._replace(presence=possible_sets(program, scene).flags)
+@functools.lru_cache(maxsize=32)
+def _are_possible(program: Program) -> Callable[[Table, Observed, Array], Bool[Array, " values"]]:
+    """Compiled once for each program and shape of its scenes."""
+
+    @jax.jit
+    def are_possible(table: Table, observed: Observed, keys: Array) -> Bool[Array, " values"]:
+        def at(values: Table) -> Bool[Array, ""]:
+            def log_density(key: Array) -> Float[Array, ""]:
+                given = seed(conditioned(marginal(program), values), key)
+                log_probs, _ = compute_log_probs(given, (), observed, {})
+                return sum(log_probs.values(), jnp.zeros(()))
+
+            return jnp.isfinite(jax.vmap(log_density)(keys)).any()
+
+        return jax.lax.map(at, table, batch_size=_TOGETHER)
+
+    return are_possible
 
 
-def sets_are_open(observed: Observed) -> bool:
-    """Whether `presence` stands for sets that are to be summed over."""
-    return "presence" in observed and np.ndim(observed["presence"]) == 2
+def conditioned(program: Program, values: Table) -> Program:
+    """The program given values of discrete sites, which still count with their log probability."""
+    return condition(program, data=values) if values else program
 
 
-def at_first_set(observed: Observed) -> Observed:
-    """What is observed with the first of the sets, where they are open: for what no set changes."""
-    if not sets_are_open(observed):
-        return observed
-    return observed | {"presence": observed["presence"][0]}
+def at_first(table: Table) -> Table:
+    """The first of the joint values: for what none of them changes."""
+    return {name: x[0] for name, x in table.items()}
 
 
-def potential(program: Program, observed: Observed, z: dict[str, Array]) -> Float[Array, ""]:
-    """Potential energy at unconstrained values, with presence summed out where it is open.
+def continuous(values: Table) -> Table:
+    """Of values by site those of continuous sites, which are real numbers."""
+    return {n: x for n, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
 
-    -log sum_s p(s) p(pose | s) p(count | s) p(points | pose, s), each term the density of the
-    program itself with `presence` given.
+
+def discrete(values: Table) -> Table:
+    """Of values by site those of discrete sites."""
+    return {name: x for name, x in values.items() if name not in continuous(values)}
+
+
+def potential(
+    program: Program, observed: Observed, table: Table, z: dict[str, Array]
+) -> Float[Array, ""]:
+    """Potential energy at unconstrained values, with the discrete sites summed out.
+
+    -log sum_s p(s) p(pose | s) p(data | s) p(points | pose, s), each term the density of the
+    program itself given the value s.
 
     Args:
         program: one whose match is summed out, `models.marginal(...)`.
     """
-    if not sets_are_open(observed):
+    if not table:
         return potential_energy(program, (), observed, z)
 
-    def of_set(flags: Array) -> Float[Array, ""]:
-        return potential_energy(program, (), observed | {"presence": flags}, z)
+    def at(values: Table) -> Float[Array, ""]:
+        return potential_energy(conditioned(program, values), (), observed, z)
 
-    return -logsumexp(-jax.vmap(of_set)(observed["presence"]))
+    return -logsumexp(-jax.vmap(at)(table))

@@ -1,7 +1,7 @@
 """A result of any method as ArviZ's InferenceData, with names for every dimension.
 
-posterior             pose (object, pose_dim), match (point, part), presence (object) where it is
-                      open which objects are there, other sites as they are
+posterior             pose (object, pose_dim), match (point, part), discrete sites with an entry for
+                      each object, such as presence, (object), other sites as they are
 log_likelihood        points (point): log p(point | all other points, draw), match summed out
 observed_data         points (point, feature)
 constant_data         owner (part): the object of each part
@@ -30,7 +30,7 @@ from inference.posterior.densities import (
     prior_draws,
     replicate,
 )
-from inference.posterior.relabel import Frame, frame_of
+from inference.posterior.relabel import Frame, frame_of, sites_of_objects
 from inference.posterior.relabel import relabel as relabel_draws
 from inference.result import Result
 from models.errors import InputError
@@ -93,9 +93,8 @@ def to_arviz(
         "pose": ["object", "pose_dim"],
         "match": ["point", "part"],
         "part_probs": ["part"],
-        "presence": ["object"],
         "owner": ["part"],
-    }
+    } | {name: ["object"] for name in sites_of_objects(draws)}
     data = az.from_dict(
         posterior=_sites(draws, present),
         sample_stats={"lp": lp} | dict(result.sample_stats or {}),

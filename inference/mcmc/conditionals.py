@@ -3,6 +3,7 @@
 Replicas of a chain, one for each beta, take the place of scenes in `guides.meanfield`.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
+from numpyro.distributions import biject_to
+from numpyro.distributions.constraints import Constraint
 
 from guides import meanfield
 from guides.meanfield import PoseFactor, Precision
-from inference.conditions.sets import Sets
+from inference.conditions.sets import Table
+from inference.mcmc.slices import slice_draw
 from inference.posterior.draws import one_hot
 from models.distributions.match import MixtureMatch
 from models.numerics.linalg import cholesky, inverse_and_log_det, total
@@ -21,7 +25,10 @@ from models.numerics.permanent import log_permanent, sample_injection
 from models.program.reading import Conjugate
 
 Sites = dict[str, Array]
-"""Values by site; `match` is the part of each row, and `presence` the number of a set."""
+"""Values by site; `match` is the part of each row."""
+
+Pieces = Callable[[Sites], Conjugate]
+"""The pieces of a program at values of its conditions, replicas last."""
 
 
 def prior_draw(key: Array, model: Conjugate) -> Sites:
@@ -73,52 +80,108 @@ def draw_match(
     return sample_injection(key, weights)
 
 
-def draw_presence(
+def draw_discrete(
     key: Array,
-    models: Conjugate,
+    pieces: Pieces,
     owner: Int[np.ndarray, " N"],
     replicas: Sites,
     betas: Float[Array, " rungs"],
-    sets: Sets,
-) -> Int[Array, " rungs"]:
-    """The set of present objects given the poses alone, with the match summed out.
+    scalars: Sites,
+    table: Table,
+) -> Sites:
+    """All discrete conditions given the poses alone, with the match summed out.
 
     An object that has points cannot vanish while the match stays, so the match is drawn after it,
-    and the two together are one draw of p(set, match | pose). A set s has the weight
+    and the two together are one draw of p(value, match | pose). A value s has the weight
 
-        p(s, count) p(pose | s) perm(A_s exp(beta L_s)) / perm(A_s),
+        p(s, data) p(pose | s) perm(A_s exp(beta L_s)) / perm(A_s),
 
     A_s the weights of the match prior, and L_s the log likelihood of points as parts. At beta = 0
-    the poses are no reason to stay either, as they are drawn anew from p(pose | s): the weight is
-    p(s, count), and the draw independent of the one before. Where sets differ in their pose priors,
-    as those of `sized_constellation` do, it is this replica that finds other sets.
+    the poses are no reason to stay either, as they are drawn again from p(pose | s): the weight is
+    p(s, data), and the draw independent of the one before. Where values differ in their pose
+    priors, as those of `sized_constellation` do, it is this replica that finds other values.
 
     Args:
-        models: the pieces of the program for each set, sets last.
+        scalars: the continuous conditions of each replica.
+        table: joint values of the discrete ones.
     """
+    width = len(betas) if scalars else 1  # without scalars all replicas have the same pieces
 
-    def log_weight(s: Any) -> Float[Array, " rungs"]:
-        model = jax.tree.map(lambda x: x[..., s, None], models)
-        weights = _match_weights(model, owner, replicas, betas)
-        if model.match_family is MixtureMatch:
-            log_sum = logsumexp(weights, axis=-1).sum(axis=-1)
-        else:
-            log_sum = log_permanent(weights)
-        log_sum = log_sum + sets.log_prior[s] - sets.log_normalizer[s]
+    def log_weight(values: Sites) -> Float[Array, " rungs"]:
+        own = {name: jnp.broadcast_to(x, (width, *x.shape)) for name, x in values.items()}
+        model = pieces(scalars | own)
+        log_sum = _log_sum(model, _match_weights(model, owner, replicas, betas))
+        log_sum = log_sum + model.log_constant - _log_sum(model, _match_logits(model, replicas))
         return log_sum + jnp.where(betas > 0, _pose_log_prior(model, replicas["pose"]), 0.0)
 
-    log_weights = jax.lax.map(log_weight, jnp.arange(len(sets.log_prior)))
-    return jax.random.categorical(key, log_weights, axis=0)
+    chosen = jax.random.categorical(key, jax.lax.map(log_weight, table), axis=0)
+    return {name: x[chosen] for name, x in table.items()}
+
+
+def draw_scalars(
+    key: Array,
+    pieces: Pieces,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
+    supports: Mapping[str, Constraint],
+    others: Sites,
+) -> Sites:
+    """Continuous conditions, one after another, given the match, with the poses integrated out.
+
+    By slice sampling of the unconstrained value. A value c has the density
+
+        p(c, data) p(match | c) (integral of p(pose | c) p(points | pose, match, c)^beta).
+
+    Args:
+        supports: of each of the sites.
+        others: the discrete conditions of each replica.
+    """
+    rows = jnp.arange(replicas["match"].shape[1])
+    drawn = {name: replicas[name] for name in supports}
+    for name, support in supports.items():
+        key, own_key = jax.random.split(key)
+        transform = biject_to(support)
+
+        def log_density(
+            u: Float[Array, " rungs"], name: str = name, transform: Any = transform
+        ) -> Float[Array, " rungs"]:
+            values = drawn | {name: transform(u)}
+            model = pieces(others | values)
+            logits = _match_logits(model, replicas)
+            log_match = jax.vmap(lambda x, match: x[rows, match].sum())(
+                jnp.broadcast_to(logits, (len(betas), *logits.shape[1:])), replicas["match"]
+            )
+            log_match = log_match - _log_sum(model, logits)
+            log_integral, _ = integrated(model, owner, replicas, betas)
+            jacobian = transform.log_abs_det_jacobian(u, values[name])
+            return model.log_constant + log_match + log_integral + jacobian
+
+        drawn[name] = transform(slice_draw(own_key, log_density, transform.inv(drawn[name])))
+    return drawn
+
+
+def _log_sum(model: Conjugate, weights: Float[Array, "rungs N N"]) -> Float[Array, " rungs"]:
+    """Log of the sum over all matches of the product of their weights."""
+    if model.match_family is MixtureMatch:
+        return logsumexp(weights, axis=-1).sum(axis=-1)
+    return log_permanent(weights)
+
+
+def _match_logits(model: Conjugate, replicas: Sites) -> Float[Array, "rungs N N"]:
+    """Log weights of the match prior; a single one where all replicas have the same."""
+    if "part_probs" in replicas:
+        rows = replicas["match"].shape[1]
+        return jnp.repeat(jnp.log(replicas["part_probs"])[:, None, :], rows, axis=1)
+    return jnp.moveaxis(model.match_logits, 2, 0)
 
 
 def _match_weights(
     model: Conjugate, owner: Int[np.ndarray, " N"], replicas: Sites, betas: Float[Array, " rungs"]
 ) -> Float[Array, "rungs N N"]:
     """Log weights of the match given poses."""
-    logits = jnp.moveaxis(model.match_logits, 2, 0)
-    if "part_probs" in replicas:
-        logits = jnp.log(replicas["part_probs"])[:, None, :]
-    return logits + jnp.moveaxis(_log_likelihood(model, owner, replicas, betas) * betas, 2, 0)
+    log_likelihood = _log_likelihood(model, owner, replicas, betas)
+    return _match_logits(model, replicas) + jnp.moveaxis(log_likelihood * betas, 2, 0)
 
 
 def _pose_log_prior(model: Conjugate, pose: Float[Array, "rungs K p"]) -> Float[Array, " rungs"]:
@@ -182,5 +245,5 @@ def draw_part_probs(
 ) -> Float[Array, "rungs N"]:
     """Part probabilities given the match: a count for each point that a part has."""
     assert model.part_prior is not None
-    met = one_hot(match, match.shape[-1]) * model.seen.any(axis=1)[:, None]
-    return jax.random.dirichlet(key, model.part_prior + met.sum(axis=1))
+    met = one_hot(match, match.shape[-1]) * model.seen.any(axis=1).T[..., None]
+    return jax.random.dirichlet(key, model.part_prior.T + met.sum(axis=1))

@@ -20,13 +20,20 @@ from jaxtyping import Array, Float
 from numpyro.infer.hmc import HMCState, hmc
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 
-from inference.conditions.sets import at_first_set, has_presence, potential, with_sets
+from inference.conditions.sets import (
+    Table,
+    at_first,
+    conditioned,
+    continuous,
+    possible_values,
+    potential,
+)
 from inference.mcmc.chains import check_budget, run_chains
 from inference.mcmc.tempering import bridge, exchange_states, prior_ladder
 from inference.posterior.draws import (
     as_chains,
+    recover_discrete,
     recover_match,
-    recover_presence,
     result_of_draws,
     with_computed,
 )
@@ -55,8 +62,8 @@ class Replicas(NamedTuple):
 class Sampler(NamedTuple):
     """The compiled parts of NUTS for one program and one choice of settings."""
 
-    begin: Callable[[Array, Beginnings, Betas, Observed], Replicas]
-    advance: Callable[[Replicas, Betas, Observed, int], tuple[Replicas, dict[str, Any]]]
+    begin: Callable[[Array, Beginnings, Betas, Observed, Table], Replicas]
+    advance: Callable[[Replicas, Betas, Observed, Table, int], tuple[Replicas, dict[str, Any]]]
 
 
 def run(
@@ -81,9 +88,9 @@ def run(
     Args:
         program: any NumPyro program of sites `match` and `points`, with poses that are a site
             `pose` or computed from others (`inference.posterior.poses`), further continuous sites
-            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit. A
-            `presence` is summed out, at as many times the cost as there are possible sets of
-            present objects, and drawn afterwards.
+            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit.
+            Discrete sites, such as a `presence`, are summed out, at as many times the cost as they
+            have possible joint values, and drawn afterwards.
         rungs: replicas of each chain for tempering; 1 for none. Whole states are exchanged, so more
             rungs are wanted than for Gibbs sampling: 12 to 16 for two objects, more by the root of
             the number of pose dimensions and by the logarithm of the precision. If a `swap_rate`
@@ -99,15 +106,16 @@ def run(
     began = time.perf_counter()
     scene = check_budget(program, scene, num_chains, num_warmup, num_draws)
     check_program(program, scene)
-    check_table(program, Scene(**at_first_set(with_sets(program, scene).observed)))
+    table = possible_values(program, scene)
+    check_table(program, scene, at_first(table))
     if not 0 < target_accept < 1:
         raise InputError(
             f"the acceptance aimed at must lie between 0 and 1, got {target_accept}; try 0.8"
         )
-    if rungs > 1 and has_presence(program, scene):
+    if rungs > 1 and table:
         raise InputError(
-            f"the program leaves open which objects are present, which NUTS sums out at beta = 1 "
-            f"only, got {rungs} rungs; take 1, or the method gibbs"
+            f"site {next(iter(table))!r}: it is discrete, and NUTS sums over it at beta = 1 only, "
+            f"got {rungs} rungs; take 1, or the method gibbs"
         )
     base_key = jax.random.key(key) if isinstance(key, int) else key
     begin_key, chain_key, match_key = jax.random.split(base_key, 3)
@@ -115,11 +123,13 @@ def run(
     depth = (10 if rungs == 1 else 6) if max_tree_depth is None else max_tree_depth
     sampler = _sampler(program, pose_sites(program, scene), num_warmup, target_accept, depth)
     begins = beginnings(program, scene, begin_key, num_chains, start)
-    observed = {name: jnp.asarray(x) for name, x in with_sets(program, scene).observed.items()}
+    observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
     keys = jax.random.split(chain_key, num_chains)
-    replicas = sampler.begin(keys, begins, jnp.asarray(betas), observed)
+    replicas = sampler.begin(keys, begins, jnp.asarray(betas), observed, table)
     collected = run_chains(
-        lambda replicas, length: sampler.advance(replicas, jnp.asarray(betas), observed, length),
+        lambda replicas, length: sampler.advance(
+            replicas, jnp.asarray(betas), observed, table, length
+        ),
         replicas,
         num_warmup,
         num_draws,
@@ -134,8 +144,7 @@ def run(
         evidence, error = bridge(stats.pop("log_ratio"))
         swap_rate = np.nanmean(stats.pop("swap_prob"), axis=(0, 1))
         details |= {"log_evidence_error": error, "swap_rate": swap_rate}
-    if has_presence(program, scene):
-        draws["presence"] = recover_presence(program, scene, draws, match_key)
+    draws |= recover_discrete(program, scene, draws, match_key)
     draws["match"], match_probs = recover_match(program, scene, draws, match_key)
     draws = with_computed(program, scene, draws)
     result = result_of_draws(
@@ -163,16 +172,20 @@ def _sampler(
     """Compiled once for each program and shape of its scenes."""
 
     def potential_of(
-        beta: Float[Array, ""], **observed: Array
+        beta: Float[Array, ""], table: Table, **observed: Array
     ) -> Callable[[dict[str, Array]], Float[Array, ""]]:
-        return lambda z: potential(tempered(marginal(program), beta), observed, z)
+        return lambda z: potential(tempered(marginal(program), beta), observed, table, z)
 
     init_kernel, sample_kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
 
     @jax.jit
-    def begin(keys: Array, begins: Beginnings, betas: Betas, observed: Observed) -> Replicas:
+    def begin(
+        keys: Array, begins: Beginnings, betas: Betas, observed: Observed, table: Table
+    ) -> Replicas:
+        given = conditioned(marginal(program), at_first(table))
+
         def replica(key: Array, beta: Float[Array, ""], begins: Beginnings) -> HMCState:
-            z = unconstrain_fn(marginal(program), (), at_first_set(observed), begins.values)
+            z = unconstrain_fn(given, (), observed, continuous(begins.values))
             return init_kernel(
                 z,
                 num_warmup,
@@ -180,7 +193,7 @@ def _sampler(
                 dense_mass=True,
                 target_accept_prob=target_accept,
                 max_tree_depth=max_tree_depth,
-                model_args=(beta,),
+                model_args=(beta, table),
                 model_kwargs=observed,
                 rng_key=key,
             )
@@ -195,16 +208,18 @@ def _sampler(
 
     @functools.partial(jax.jit, static_argnames="length")
     def advance(
-        replicas: Replicas, betas: Betas, observed: Observed, length: int
+        replicas: Replicas, betas: Betas, observed: Observed, table: Table, length: int
     ) -> tuple[Replicas, dict[str, Any]]:
+        given = conditioned(marginal(program), at_first(table))
+
         def chain(replicas: Replicas) -> tuple[Replicas, dict[str, Any]]:
             states, key = replicas
-            states = jax.vmap(lambda state, beta: sample_kernel(state, (beta,), observed))(
+            states = jax.vmap(lambda state, beta: sample_kernel(state, (beta, table), observed))(
                 states, betas
             )
             last = jax.tree.map(lambda x: x[-1], states)
             told = {
-                "values": constrain_fn(marginal(program), (), at_first_set(observed), last.z),
+                "values": constrain_fn(given, (), observed, last.z),
                 "lp": -last.potential_energy,
                 "energy": last.energy,
                 "diverging": last.diverging,
@@ -215,7 +230,10 @@ def _sampler(
             if len(betas) > 1:
                 key, swap_key = jax.random.split(key)
                 states, swap = exchange_states(
-                    swap_key, lambda z, beta: potential_of(beta, **observed)(z), states, betas
+                    swap_key,
+                    lambda z, beta: potential_of(beta, table, **observed)(z),
+                    states,
+                    betas,
                 )
                 told |= {"log_ratio": swap.log_ratio, "swap_prob": swap.accept_prob}
             return Replicas(states, key), told

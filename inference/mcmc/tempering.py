@@ -23,21 +23,31 @@ from inference.mcmc.conditionals import Sites, integrated
 from inference.posterior.densities import marginal_prior_draws
 from models.errors import InputError
 from models.program.marginal import marginal, tempered
-from models.program.reading import Conjugate, Program, read
+from models.program.reading import FACTORS, Conjugate, Program, Values, read
 from models.scenes import Scene
 
 _PRIOR_DRAWS = 512
 _BETAS = np.geomspace(1e-10, 1.0, 101)  # among which the lowest rung is looked for
 
 
-def ladder(program: Program, scene: Scene, rungs: int = 16) -> Float[np.ndarray, " rungs"]:
+def ladder(
+    program: Program,
+    scene: Scene,
+    rungs: int = 16,
+    given: Values | None = None,
+    factors: frozenset[str] = FACTORS,
+) -> Float[np.ndarray, " rungs"]:
     """Betas for tempering: 0, and then from where the points begin to tell, geometrically to 1.
 
     A single rung is no tempering, beta = 1.
+
+    Args:
+        given: likely values of the program's conditions.
+        factors: as `models.program.reading.read` takes it.
     """
     if _is_single(rungs):
         return np.ones(1)
-    model = read(program, scene)
+    model = read(program, scene, given, factors)
     F, owner = model.parts.F, np.asarray(model.parts.owner)
     precision: Any = 1.0
     if model.precision_prior is not None:

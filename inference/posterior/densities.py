@@ -16,15 +16,17 @@ from jaxtyping import Array, Float, Int
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import log_density
 
-from inference.conditions.sets import has_presence, sets_are_open, with_sets
+from inference.conditions.sets import Table, conditioned, discrete_sites, possible_values
 from models.distributions.likelihood import MarginalParts, MatchedParts
 from models.errors import InputError
 from models.program.marginal import marginal
-from models.program.reading import Program, read
+from models.program.reading import Program, log_prob_of
 from models.scenes import Scene
 
 Draws = Mapping[str, np.ndarray]
 """Draws by site, all with the same leading axes."""
+
+Values = dict[str, Array]
 
 BLOCK = 128
 
@@ -32,19 +34,21 @@ BLOCK = 128
 def log_joint(program: Program, scene: Scene, draws: Draws) -> Float[np.ndarray, " draws"]:
     """log p(points, latent sites) at each draw, with the match summed out.
 
-    A `presence` that the draws do not have is summed out too.
+    Discrete sites are summed out too, unless the draws have all of them.
     """
-    if "presence" not in draws and has_presence(program, scene):
-        return np.logaddexp.reduce(log_joint_by_set(program, scene, draws), axis=1)
+    discrete = discrete_sites(program, scene)
+    if not discrete.keys() <= draws.keys():
+        others = {name: x for name, x in draws.items() if name not in discrete}
+        table = possible_values(program, scene)
+        return np.logaddexp.reduce(log_joint_by_value(program, scene, others, table), axis=1)
     return _in_blocks(_compiled(program, "joint"), _continuous(draws), scene)
 
 
-def log_joint_by_set(
-    program: Program, scene: Scene, draws: Draws
-) -> Float[np.ndarray, "draws sets"]:
-    """The same for each possible set of present objects, in the order of `possible_sets`."""
-    sets = with_sets(program, scene)
-    return _in_blocks(_compiled(program, "joint by set"), _continuous(draws), sets)
+def log_joint_by_value(
+    program: Program, scene: Scene, draws: Draws, table: Table
+) -> Float[np.ndarray, "draws values"]:
+    """The same for each joint value of the discrete sites, which the draws do not have."""
+    return _in_blocks(_compiled(program, "joint by value"), _continuous(draws), scene, table)
 
 
 def log_likelihood_by_point(
@@ -57,9 +61,12 @@ def log_likelihood_by_point(
 def prior_draws(
     program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
 ) -> dict[str, np.ndarray]:
-    """Draws of all latent sites from the prior, `match` as the part of each row."""
-    values, sets = {"key": _keys(key, num_draws)}, with_sets(program, scene)
-    drawn = _in_blocks(_compiled(program, "prior"), values, sets)
+    """Draws of all latent sites from the prior, `match` as the part of each row.
+
+    Discrete sites are drawn given all data but the points, such as their number.
+    """
+    values, table = {"key": _keys(key, num_draws)}, possible_values(program, scene)
+    drawn = _in_blocks(_compiled(program, "prior"), values, scene, table)
     match = np.where(scene.present, drawn["match"].argmax(axis=-1), -1)
     return drawn | {"match": match}
 
@@ -68,8 +75,8 @@ def marginal_prior_draws(
     program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
 ) -> dict[str, np.ndarray]:
     """The same without the match, which is what takes the time."""
-    values, sets = {"key": _keys(key, num_draws)}, with_sets(program, scene)
-    return _in_blocks(_compiled(program, "marginal prior"), values, sets)
+    values, table = {"key": _keys(key, num_draws)}, possible_values(program, scene)
+    return _in_blocks(_compiled(program, "marginal prior"), values, scene, table)
 
 
 def replicate(
@@ -154,59 +161,62 @@ def _given(program: Program, values: Mapping[str, Any]) -> Program:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(program: Program, what: str) -> Callable[..., Any]:
-    def joint(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, ""]:
+    def joint(values: Values, observed: Values, table: Table) -> Float[Array, ""]:
         return log_density(_given(marginal(program), values), (), observed, {})[0]
 
-    def joint_by_set(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " sets"]:
-        return jax.vmap(lambda flags: joint(values, observed | {"presence": flags}))(
-            observed["presence"]
-        )
+    def joint_by_value(values: Values, observed: Values, table: Table) -> Float[Array, " values"]:
+        return jax.vmap(lambda own: joint(values | own, observed, {}))(table)
 
-    def points(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, " N"]:
+    def points(values: Values, observed: Values, table: Table) -> Float[Array, " N"]:
         sites = _trace(marginal(program), Scene(**observed), values, jax.random.key(0))
         by_point = sites["points"]["fn"].log_prob_given_others(sites["points"]["value"])
         return jnp.where(observed["present"], by_point, 0.0)
 
-    def prior(
-        values: dict[str, Array], observed: dict[str, Array], of: Program = program
-    ) -> dict[str, Array]:
+    def log_weight(own: Values, observed: Values, key: Array) -> Float[Array, ""]:
+        """Log probability of values of the discrete sites and of all data but the points."""
+        sites = _trace(conditioned(marginal(program), own), Scene(**observed), {}, key)
+        others = (s for n, s in sites.items() if n != "points" and s["type"] == "sample")
+        return sum((log_prob_of(s) for s in others if s["is_observed"]), jnp.zeros(()))
+
+    def prior(values: Values, observed: Values, table: Table, of: Program = program) -> Values:
         key, drawn = values["key"], {}
-        if sets_are_open(observed):  # the prior, given the number of points
-            key, set_key = jax.random.split(key)
-            sets = observed["presence"]
-            scenes = (Scene(**observed)._replace(presence=flags) for flags in sets)
-            log_prior = jnp.stack([read(program, scene).log_constant for scene in scenes])
-            drawn["presence"] = sets[jax.random.categorical(set_key, log_prior)]
-        sites = _trace(of, Scene(**(observed | drawn)), {}, key)
+        if table:
+            key, value_key = jax.random.split(key)
+            log_weights = jax.vmap(lambda own: log_weight(own, observed, key))(table)
+            chosen = jax.random.categorical(value_key, log_weights)
+            drawn = {name: x[chosen] for name, x in table.items()}
+        sites = _trace(conditioned(of, drawn), Scene(**observed), {}, key)
         latent = (s for s in sites.values() if s["type"] == "sample" and not s["is_observed"])
         likelihood = sites["points"]["fn"]
         matched = likelihood.matched if isinstance(likelihood, MarginalParts) else likelihood
         pose = {"pose": matched.pose}  # a site of its own, or computed
         return pose | drawn | {site["name"]: site["value"] for site in latent}
 
-    def anew(values: dict[str, Array], observed: dict[str, Array]) -> Float[Array, "N d"]:
+    def anew(values: Values, observed: Values, table: Table) -> Float[Array, "N d"]:
         latent = {name: value for name, value in values.items() if name != "key"}
         sites = _trace(program, Scene(**observed), latent, jax.random.key(0))
         return sites["points"]["fn"].sample(values["key"])
 
-    def computed(values: dict[str, Array], observed: dict[str, Array]) -> dict[str, Array]:
+    def computed(values: Values, observed: Values, table: Table) -> Values:
         sites = _trace(program, Scene(**observed), values, jax.random.key(0))
         found = {n: s["value"] for n, s in sites.items() if s["type"] == "deterministic"}
         return found | {"pose": sites["points"]["fn"].pose}
 
     functions: dict[str, Callable[..., Any]] = {
         "joint": joint,
-        "joint by set": joint_by_set,
+        "joint by value": joint_by_value,
         "points": points,
         "prior": prior,
         "marginal prior": functools.partial(prior, of=marginal(program)),
         "replicate": anew,
         "computed": computed,
     }
-    return jax.jit(jax.vmap(functions[what], in_axes=(0, None)))
+    return jax.jit(jax.vmap(functions[what], in_axes=(0, None, None)))
 
 
-def _in_blocks(function: Callable[..., Any], values: dict[str, Any], scene: Scene) -> Any:
+def _in_blocks(
+    function: Callable[..., Any], values: dict[str, Any], scene: Scene, table: Table | None = None
+) -> Any:
     """Call a function on all draws, a block of them at a time; the last block is padded."""
     count = len(next(iter(values.values())))
     observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
@@ -214,5 +224,5 @@ def _in_blocks(function: Callable[..., Any], values: dict[str, Any], scene: Scen
     for start in range(0, count, BLOCK):
         chosen = np.minimum(np.arange(start, start + BLOCK), count - 1)
         block = {name: jnp.asarray(x)[chosen] for name, x in values.items()}
-        outputs.append(jax.tree.map(np.asarray, function(block, observed)))
+        outputs.append(jax.tree.map(np.asarray, function(block, observed, table or {})))
     return jax.tree.map(lambda *blocks: np.concatenate(blocks)[:count], *outputs)

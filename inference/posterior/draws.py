@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.handlers import seed, trace
 
-from inference.conditions.sets import possible_sets
+from inference.conditions.sets import discrete_sites, possible_values
 from inference.conditions.solve import ranked
 from inference.posterior import symmetry
-from inference.posterior.densities import computed, flat, log_joint_by_set
+from inference.posterior.densities import computed, flat, log_joint_by_value
 from inference.posterior.relabel import frame_at_match, relabel
 from inference.result import Result
 from models.program.marginal import marginal, match_posterior
@@ -50,14 +50,17 @@ def recover_match(
     return match.reshape(chains, count, -1), match_probs.mean(axis=0)
 
 
-def recover_presence(
+def recover_discrete(
     program: Program, scene: Scene, draws: dict[str, np.ndarray], key: Array
-) -> Int[np.ndarray, "chains draws K"]:
-    """A set of present objects for each draw of the other sites, exactly; matches come after it."""
-    log_weight = log_joint_by_set(program, scene, flat(draws))
+) -> dict[str, np.ndarray]:
+    """All discrete sites for each draw of the continuous ones, exactly; matches come after it."""
+    table = possible_values(program, scene)
+    if not table:
+        return {}
+    log_weight = log_joint_by_value(program, scene, flat(draws), table)
     chosen = jax.random.categorical(jax.random.fold_in(key, 1), log_weight)
-    flags = np.asarray(possible_sets(program, scene).flags)[np.asarray(chosen)]
-    return flags.reshape(*next(iter(draws.values())).shape[:2], -1)
+    number = np.asarray(chosen).reshape(next(iter(draws.values())).shape[:2])
+    return {name: np.asarray(x)[number] for name, x in table.items()}
 
 
 def with_computed(
@@ -104,8 +107,8 @@ def result_of_draws(
     pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
     centred = pose - pose.mean(axis=0)
     details = more.pop("details", {})
-    if "presence" in draws:
-        details = details | _presence_of(draws["presence"])
+    for name in discrete_sites(program, scene):
+        details = details | _discrete_details(name, draws[name])
     if converged is None:
         r_hats = {
             "lp_r_hat": largest_r_hat(sample_stats["lp"]),
@@ -129,13 +132,12 @@ def result_of_draws(
     )
 
 
-def _presence_of(presence: Int[np.ndarray, "chains draws K"]) -> dict[str, Any]:
-    """How often each object is present, and the most frequent sets, as `inference.presence` has."""
-    flat_sets = presence.reshape(-1, presence.shape[-1])
-    sets, counts = np.unique(flat_sets, axis=0, return_counts=True)
+def _discrete_details(name: str, drawn: Int[np.ndarray, "chains draws ..."]) -> dict[str, Any]:
+    """How often each entry of a site is positive, and the most frequent values of the site."""
+    values = drawn.reshape(-1, *drawn.shape[2:])
     return {
-        "presence": (flat_sets > 0).mean(axis=0),
-        "presence_sets": ranked(sets, counts / len(flat_sets)),
+        name: (values > 0).mean(axis=0),
+        f"{name}_sets": ranked(values, np.full(len(values), 1 / len(values))),
     }
 
 

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
-from numpyro.handlers import seed, trace
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 from scipy.optimize import least_squares
 
+from inference.conditions.sets import conditioned, continuous, discrete
 from models.errors import InputError
 from models.program.marginal import marginal, pose_of
 from models.program.reading import Program
@@ -62,20 +63,23 @@ def is_site(program: Program, scene: Scene) -> bool:
     return pose_sites(program, scene) == ("pose",)
 
 
-def prior_draws(program: Program, observed: Observed, key: Array, count: int) -> Values:
-    """Draws of all latent sites but the match."""
-    return _prior_draws(program)(jax.random.split(key, count), observed)
+def prior_draws(
+    program: Program, observed: Observed, key: Array, count: int, given: Values | None = None
+) -> Values:
+    """Draws of all latent sites but the match, of some of them with the values that are given."""
+    return _prior_draws(program)(jax.random.split(key, count), observed, given or {})
 
 
 @functools.lru_cache(maxsize=32)
-def _prior_draws(program: Program) -> Callable[[Array, Observed], Values]:
+def _prior_draws(program: Program) -> Callable[[Array, Observed, Values], Values]:
     """Compiled once for each program and shape of its scenes."""
     draw = functools.partial(_prior_draw, program)
-    return jax.jit(jax.vmap(draw, in_axes=(0, None)))
+    return jax.jit(jax.vmap(draw, in_axes=(0, None, None)))
 
 
-def _prior_draw(program: Program, key: Array, observed: Observed) -> Values:
-    sites = trace(seed(marginal(program), key)).get_trace(**observed)
+def _prior_draw(program: Program, key: Array, observed: Observed, given: Values) -> Values:
+    drawn = seed(substitute(marginal(program), data=given), key)
+    sites = trace(drawn).get_trace(**observed)
     return {
         name: site["value"]
         for name, site in sites.items()
@@ -157,7 +161,8 @@ def _maps(program: Program, names: tuple[str, ...]) -> _Maps:
     """Compiled once for each program and shape of its scenes."""
 
     def unconstrained(values: Values, observed: Observed) -> Values:
-        return unconstrain_fn(marginal(program), (), observed, values)
+        given = conditioned(marginal(program), discrete(values))
+        return unconstrain_fn(given, (), observed, continuous(values))
 
     def flat(values: Values, observed: Observed) -> Float[Array, " latents"]:
         z = unconstrained(values, observed)
@@ -166,7 +171,8 @@ def _maps(program: Program, names: tuple[str, ...]) -> _Maps:
     def values_at(latents: Float[Array, " latents"], own: Values, observed: Observed) -> Values:
         z = unconstrained(own, observed)
         _, unravel = ravel_pytree({name: z[name] for name in names})
-        return constrain_fn(marginal(program), (), observed, z | unravel(latents))
+        given = conditioned(marginal(program), discrete(own))
+        return constrain_fn(given, (), observed, z | unravel(latents)) | discrete(own)
 
     def pose(
         latents: Float[Array, " latents"], own: Values, observed: Observed
@@ -190,16 +196,17 @@ def _dependence(
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, None))
     def dependence(key: Array, observed: Observed) -> Any:
-        values = _prior_draw(program, key, observed)
-        real = {n: x for n, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
+        values = _prior_draw(program, key, observed, {})
 
         def pose(real: Values) -> Float[Array, "K p"]:
             return pose_of(program, Scene(**observed), values | real)
 
         if "pose" in values:
-            got = pose(real)
+            got = pose({})
             is_own = values["pose"].shape == got.shape and jnp.all(got == values["pose"])
             return jnp.asarray(is_own), {}
-        return None, {name: jnp.any(x != 0) for name, x in jax.jacfwd(pose)(real).items()}
+        return None, {
+            name: jnp.any(x != 0) for name, x in jax.jacfwd(pose)(continuous(values)).items()
+        }
 
     return dependence

@@ -155,12 +155,24 @@ def relabel(symmetry: Symmetry, frame: Frame, draws: Draws) -> dict[str, np.ndar
         "pose": renaming.pose.reshape(pose.shape),
         "match": new.reshape(match.shape),
     }
-    if "presence" in draws:
-        flags = np.asarray(draws["presence"])
-        own = flags.reshape(renaming.object.shape)
-        moved = np.take_along_axis(own, renaming.object.argsort(axis=1), axis=1)
-        renamed["presence"] = moved.reshape(flags.shape)
+    came_from = renaming.object.argsort(axis=1)
+    for name in sites_of_objects(draws):  # what an object has goes with it
+        x = np.asarray(draws[name])
+        own = x.reshape(-1, *x.shape[2:])
+        renamed[name] = own[np.arange(len(own))[:, None], came_from].reshape(x.shape)
     return renamed
+
+
+def sites_of_objects(draws: Draws) -> list[str]:
+    """Discrete sites with an entry for each object; draws are (chains, draws, ...)."""
+    num_objects = np.shape(draws["pose"])[2]
+    return [
+        name
+        for name, x in draws.items()
+        if name != "match"
+        and np.asarray(x).dtype.kind in "biu"
+        and np.shape(x)[2:3] == (num_objects,)
+    ]
 
 
 def match_probs(draws: Draws) -> Float[np.ndarray, "N N"]:

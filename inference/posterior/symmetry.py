@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from inference.conditions.sets import discrete_sites
 from inference.posterior.densities import likelihood_at, log_joint, marginal_prior_draws
 from inference.posterior.poses import is_site
 from models.program.reading import Program
@@ -180,7 +181,8 @@ def _that_keep_the_density(
 ) -> list[tuple[int, int, Turn]]:
     """Those under which the program's own density is the same at some draws of its prior."""
     draws = marginal_prior_draws(program, scene, num_draws=_PROBES)
-    draws.pop("presence", None)  # a swap of objects changes it, so the density is summed over it
+    for name in discrete_sites(program, scene):
+        draws.pop(name)  # a swap of objects may change it, so the density is summed over it
     poses = [draws["pose"]]
     for source, target, turn in candidates:
         pose = draws["pose"].copy()

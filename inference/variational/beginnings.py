@@ -2,8 +2,9 @@
 
 A scene's posterior is sharp (a precision of 1e4) and has many modes, so chains that begin at the
 prior seldom arrive. By default they begin at draws of q from restarts of coordinate ascent, a
-restart for each chain. That needs a conjugate program; where the program is not, `stand_in` is a
-conjugate program nearby, good enough to begin from.
+restart for each chain, given the best values of the program's conditions. That needs a conjugate
+program; where the program is not, `stand_in` is a conjugate program nearby, good enough to begin
+from.
 """
 
 import functools
@@ -19,12 +20,18 @@ from jaxtyping import Array, Float
 from numpyro.handlers import block
 from numpyro.primitives import Messenger
 
-from inference.conditions.sets import at_first_set, has_presence, with_sets
+from inference.conditions.sets import (
+    at_first,
+    conditioned,
+    continuous,
+    discrete,
+    possible_values,
+)
 from inference.posterior.poses import is_site, latents_at, num_latents, pose_sites, prior_draws
 from inference.variational import cavi
 from models.distributions.likelihood import MatchedParts
-from models.errors import ConjugacyError, InputError
-from models.program.batches import check_conjugate
+from models.errors import InputError
+from models.program.batches import Reading, read_scenes
 from models.program.marginal import pose_of
 from models.program.reading import Program
 from models.scenes import Scene
@@ -59,58 +66,68 @@ def beginnings(
     if start not in ("vi", "prior"):
         raise InputError(f"there is no start {start!r}; choose 'vi' or 'prior'")
     prior_key, vi_key, pose_key = jax.random.split(key, 3)
-    given = at_first_set(with_sets(program, scene).observed)
-    values = prior_draws(program, given, prior_key, num_chains)
+    observed = dict(scene.observed)
+    given = at_first(possible_values(program, scene))
+    if start == "vi":
+        nearby, best = _nearby(program, scene, vi_key)
+        given |= best
+    values = prior_draws(program, observed, prior_key, num_chains, given)
     names = pose_sites(program, scene)
     if names == ("pose",):
         unit = jnp.eye(values["pose"].shape[-1])
         covariance = jnp.broadcast_to(unit, (*values["pose"].shape, len(unit)))
     else:
-        unit = jnp.eye(num_latents(program, given, names, values))
+        unit = jnp.eye(num_latents(program, observed, names, values))
         covariance = jnp.broadcast_to(unit, (num_chains, 1, *unit.shape))
     if start == "vi":
-        nearby = conjugate(program, Scene(**given))
         copies = Scene(**scene.batch().take(np.zeros(num_chains, int)).observed)
-        if has_presence(program, scene):  # q given the best set, not mixed over sets
-            mixed = cavi.run(nearby, copies, vi_key, restarts=RESTARTS)
-            best = np.stack([sets[0][0] for sets in mixed.details["presence_sets"]])
-            copies = copies._replace(presence=best)
-        found = cavi.run(nearby, copies, vi_key, restarts=RESTARTS)
+        # q given the best values of the conditions, not mixed over them
+        found = cavi.run(conditioned(nearby, best), copies, vi_key, restarts=RESTARTS)
         covariance = jnp.asarray(found.pose_covariance)
         pose = dist.MultivariateNormal(found.pose_mean, covariance).sample(pose_key)
         if names == ("pose",):
             values = values | {"pose": pose}
         else:
-            prior = prior_draws(program, given, jax.random.fold_in(prior_key, 1), _PRIOR_DRAWS)
-            values, joint = latents_at(program, given, names, values, prior, pose, covariance)
+            more_key = jax.random.fold_in(prior_key, 1)
+            prior = prior_draws(program, observed, more_key, _PRIOR_DRAWS, discrete(given))
+            values, joint = latents_at(program, observed, names, values, prior, pose, covariance)
             covariance = joint[:, None]
     return Beginnings(values, covariance)
 
 
-def conjugate(program: Program, scene: Scene) -> Program:
-    """The program itself if the closed forms hold for it, else its stand-in."""
+def _nearby(program: Program, scene: Scene, key: Array) -> tuple[Program, dict[str, Any]]:
+    """The program itself if coordinate ascent takes it, else its stand-in, and its conditions.
+
+    The values of the conditions are those under which coordinate ascent explains the scene best.
+    """
     try:
-        check_conjugate(program, scene)
-    except ConjugacyError:
+        return program, _best_conditions(program, scene, key)
+    except InputError:  # it is not conjugate, or has conditions that cannot be integrated over
         program = _stand_in(program, not is_site(program, scene))
-        check_conjugate(program, scene)
-    return program
+        return program, _best_conditions(program, scene, key)
+
+
+def _best_conditions(program: Program, scene: Scene, key: Array) -> dict[str, Any]:
+    if isinstance(read_scenes(program, Scene(**scene.batch().observed)), Reading):
+        return {}
+    found = cavi.run(program, Scene(**scene.observed), key, restarts=RESTARTS)
+    return {name: jnp.asarray(x) for name, x in found.details["conditions"].items()}
 
 
 class stand_in(Messenger):  # lower case, as NumPyro's handlers are
     """Effect handler: a conjugate program near this one.
 
     The pose prior becomes Normal, with the median and the quartiles that it had, the noise becomes
-    Normal with the scale that it had, and all further latent sites are fixed at the median of their
-    priors.
+    Normal with the scale that it had, and all further continuous sites are fixed at the median of
+    their priors.
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "sample" or msg["name"] in ("match", "presence"):
+        if msg["type"] != "sample" or msg["name"] == "match":
             return
         if isinstance(msg["fn"], MatchedParts):
             msg["fn"] = _with_normal_noise(msg["fn"], msg["fn"].pose)
-        elif not msg["is_observed"]:
+        elif not (msg["is_observed"] or msg["fn"].support.is_discrete):
             prior = msg["fn"]
             draws = prior.sample(jax.random.key(0), (_PRIOR_DRAWS,))
             low, median, high = jnp.quantile(draws, jnp.array([0.25, 0.5, 0.75]), axis=0)
@@ -125,7 +142,7 @@ class computed_stand_in(Messenger):
 
     Args:
         pose: what the likelihood gets in place of the computed pose.
-        medians: values for all latent sites.
+        medians: values for all continuous latent sites.
     """
 
     def __init__(
@@ -169,7 +186,7 @@ def _prior_moments(
     covariance = jnp.einsum("skp,skq->kpq", pose - mean, pose - mean) / (_PRIOR_DRAWS - 1)
     size = jnp.trace(covariance, axis1=-2, axis2=-1)[:, None, None]
     covariance += (1e-6 * size + 1e-12) * jnp.eye(pose.shape[-1])  # where a pose has fixed entries
-    medians = {n: jnp.median(x, axis=0) for n, x in draws.items() if n != "presence"}
+    medians = {name: jnp.median(x, axis=0) for name, x in continuous(draws).items()}
     return mean, covariance, medians
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from inference.conditions.sets import discrete_sites
 from inference.posterior.draws import owner_of, recover_match, result_of_draws, with_computed
 from inference.posterior.poses import pose_sites
 from inference.result import Result, partition
@@ -254,6 +255,11 @@ def _family(
         raise InputError(
             "automatic guides are fitted to one scene, got a batch; use scene.take(i), or the "
             "guide mean_field"
+        )
+    if discrete := discrete_sites(program, scene):
+        raise InputError(
+            f"site {next(iter(discrete))!r}: it is discrete, and automatic guides require "
+            "continuous sites; use nuts or exact, which sum over it, or gibbs"
         )
     check_table(program, scene)
     names = pose_sites(program, scene)

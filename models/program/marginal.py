@@ -162,7 +162,7 @@ def _points_at(program: Program, scene: Scene, values: Mapping[str, Array]) -> d
     return trace_sites(marginal(program), scene, values)["points"]
 
 
-def check_table(program: Program, scene: Scene) -> None:
+def check_table(program: Program, scene: Scene, given: Mapping[str, Any] | None = None) -> None:
     """Raise an InputError if the sum over matches is not that of the program's own density.
 
     The program testifies: at random values of its latent sites and random matches, the log density
@@ -171,11 +171,12 @@ def check_table(program: Program, scene: Scene) -> None:
     weights, and no other site may change with the match.
 
     Args:
-        scene: one that the program can explain; where it leaves open which objects are present,
-            with a `presence` given.
+        given: values of discrete sites under which the program can explain the scene.
     """
     for key in jax.random.split(jax.random.key(0), _WITNESSES):
-        testimony = jax.tree.map(np.asarray, _testimony(program)(scene.observed, key))
+        testimony = jax.tree.map(
+            np.asarray, _testimony(program)(scene.observed, key, dict(given or {}))
+        )
         for name, (own, summed) in testimony.items():
             differs = ~np.isclose(own, summed, rtol=1e-8, atol=1e-8)
             if differs.any():
@@ -195,9 +196,12 @@ def _testimony(program: Program) -> Callable[..., dict[str, tuple[Array, Array]]
     """
 
     @jax.jit
-    def testimony(observed: dict[str, Array], key: Array) -> dict[str, tuple[Array, Array]]:
+    def testimony(
+        observed: dict[str, Array], key: Array, given: dict[str, Array]
+    ) -> dict[str, tuple[Array, Array]]:
         values_key, match_key = jax.random.split(key)
-        log_probs, sites = compute_log_probs(seed(marginal(program), values_key), (), observed, {})
+        seeded = seed(marginal(program), values_key)
+        log_probs, sites = compute_log_probs(seeded, (), observed, given)
         likelihood: MarginalParts = sites["points"]["fn"]
         prior, points = likelihood.match_prior, jnp.asarray(sites["points"]["value"])
         # The best match under random weights is quicker to have than a draw, and as good a witness.

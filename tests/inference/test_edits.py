@@ -30,7 +30,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import log_density, unconstrain_fn
 
 from inference import cavi, exact, gibbs, nuts, ransac, svi
-from inference.conditions.sets import at_first_set, potential, with_sets
+from inference.conditions.sets import at_first, conditioned, possible_values, potential
 from inference.mcmc import chains
 from inference.variational import families
 from models.errors import InputError
@@ -101,13 +101,14 @@ def nuts_log_density(program: Any, scene: Scene, values: dict[str, np.ndarray]) 
     The match and all discrete sites are summed out. The potential is that of unconstrained values,
     so the Jacobian comes off again.
     """
-    observed = {name: jnp.asarray(x) for name, x in with_sets(program, scene).observed.items()}
-    given = at_first_set(observed)
+    observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
+    table = possible_values(program, scene)
+    given = conditioned(marginal(program), at_first(table))
     values = {name: jnp.asarray(x) for name, x in values.items()}
-    free = unconstrain_fn(marginal(program), (), given, values)
-    energy = float(potential(program, observed, free))
-    seeded = handlers.seed(handlers.substitute(marginal(program), values), jax.random.key(0))
-    sites = handlers.trace(seeded).get_trace(**given)
+    free = unconstrain_fn(given, (), observed, values)
+    energy = float(potential(marginal(program), observed, table, free))
+    seeded = handlers.seed(handlers.substitute(given, values), jax.random.key(0))
+    sites = handlers.trace(seeded).get_trace(**observed)
     jacobian = sum(
         float(jnp.sum(biject_to(sites[name]["fn"].support).log_abs_det_jacobian(free[name], x)))
         for name, x in values.items()

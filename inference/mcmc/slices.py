@@ -1,0 +1,81 @@
+"""Slice sampling of one real variable for many replicas at once (Neal 2003, stepping out)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+WIDTH = 1.0
+"""First width of the interval, and what it grows by."""
+
+MAX_OUT = 16
+"""Widths that the interval has at most."""
+
+MAX_STEPS = 128
+"""Evaluations after which a replica stays where it is; the interval has vanished long before."""
+
+_LEFT, _RIGHT, _SHRINK, _DONE = range(4)
+
+
+class _Search(NamedTuple):
+    """Where the search of each replica for its next value stands."""
+
+    step: Int[Array, ""]
+    key: Array
+    phase: Int[Array, " replicas"]
+    """Stepping out to the left, to the right, shrinking, done."""
+    value: Float[Array, " replicas"]
+    left: Float[Array, " replicas"]
+    right: Float[Array, " replicas"]
+    steps_left: Int[Array, " replicas"]
+    """By which the left end may still move out, and the same for the right one."""
+    steps_right: Int[Array, " replicas"]
+
+
+def slice_draw(
+    key: Array,
+    log_density: Callable[[Float[Array, " replicas"]], Float[Array, " replicas"]],
+    start: Float[Array, " replicas"],
+) -> Float[Array, " replicas"]:
+    """One draw for each replica that leaves its density as it is.
+
+    A loop has a single evaluation for all replicas, each in the phase that it has come to.
+
+    Args:
+        log_density: of each replica at a value of its own.
+    """
+    key, level_key, place_key, share_key = jax.random.split(key, 4)
+    level = log_density(start) - jax.random.exponential(level_key, start.shape)
+    left = start - WIDTH * jax.random.uniform(place_key, start.shape)
+    steps_left = jax.random.randint(share_key, start.shape, 0, MAX_OUT)
+    steps_right = MAX_OUT - 1 - steps_left
+    phase = jnp.full(start.shape, _LEFT)
+    begun = (phase, start, left, left + WIDTH, steps_left, steps_right)
+
+    def step(search: _Search) -> _Search:
+        key, own_key = jax.random.split(search.key)
+        left, right, phase = search.left, search.right, search.phase
+        tried = left + jax.random.uniform(own_key, start.shape) * (right - left)
+        tried = jnp.where(phase == _LEFT, left, jnp.where(phase == _RIGHT, right, tried))
+        inside = log_density(tried) > level
+        out_left = (phase == _LEFT) & inside & (search.steps_left > 0)
+        out_right = (phase == _RIGHT) & inside & (search.steps_right > 0)
+        missed = (phase == _SHRINK) & ~inside
+        stays = out_left | out_right | missed | (phase == _DONE)
+        return _Search(
+            search.step + 1,
+            key,
+            jnp.where(stays, phase, phase + 1),
+            jnp.where((phase == _SHRINK) & inside, tried, search.value),
+            jnp.where(out_left, left - WIDTH, jnp.where(missed & (tried < start), tried, left)),
+            jnp.where(out_right, right + WIDTH, jnp.where(missed & (tried >= start), tried, right)),
+            search.steps_left - out_left,
+            search.steps_right - out_right,
+        )
+
+    def goes_on(search: _Search) -> Array:
+        return jnp.any(search.phase != _DONE) & (search.step < MAX_STEPS)
+
+    return jax.lax.while_loop(goes_on, step, _Search(jnp.zeros((), int), key, *begun)).value
