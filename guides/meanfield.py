@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from models.numerics.linalg import inverse_and_log_det, loop_total, total
 from models.program.reading import Conjugate
+from models.templates import pose_of_part
 
 
 class PoseFactor(NamedTuple):
@@ -87,9 +88,10 @@ def update_pose(
 
     prior_precision, _ = _prior_precision(model)
     prior_mean = jnp.moveaxis(model.pose_mean, 1, 0)
-    precision_k = prior_precision + _sum_by_object(certainty, owner, axis=2)  # eq. Lambda_k
+    precision_k = prior_precision + _sum_by_object(certainty, owner, model, axis=2)  # eq. Lambda_k
     covariance, log_det = inverse_and_log_det(precision_k)
-    information = total(prior_precision * prior_mean, axis=1) + _sum_by_object(votes, owner, axis=1)
+    information = total(prior_precision * prior_mean, axis=1)
+    information = information + _sum_by_object(votes, owner, model, axis=1)
     mean = total(covariance * information, axis=1)  # eq. mu_k
     # Once more for what is left: where points are precise, rounding would move them visibly.
     rest = information - total(precision_k * mean, axis=1)
@@ -105,7 +107,7 @@ def expected_energy(
     sum_j ((x_mj - F_nj mu - m_nj)^2 + F_nj Lambda^-1 F_nj') / v_nj over the features j that are
     seen: the residual at the mean, and the trace term of the paper one feature at a time.
     """
-    F = _design(model)
+    F, owner = _design(model), pose_of_part(owner, len(model.pose_mean))
     mean = total(F * pose.mean[:, owner, None], axis=0) + model.parts.offset
     pushed = total(F[:, None] * pose.covariance[:, :, owner, None], axis=0)
     spread = total(pushed * F, axis=0)
@@ -123,14 +125,17 @@ def expected_log_likelihood(
 ) -> Float[Array, "N N *scenes"]:
     """E_q of the log density of each point as each part; zero in dummy rows.
 
-    -1/2 (sum_j log(2 pi v_nj / beta) + beta energy). The paper's expected log likelihood
-    (eq. E_q_X) lacks the factor beta / 2 of the energy; its log rho (eq. log_rho) has it.
+    -1/2 (sum_j log(2 pi v_nj / beta) + beta energy), and as if beta were one for clutter. The
+    paper's expected log likelihood (eq. E_q_X) lacks the factor beta / 2 of the energy; its log rho
+    (eq. log_rho) has it.
     """
     log_variance = jnp.log(2 * jnp.pi * model.parts.variance)
-    result = -precision.mean * energy
+    is_clutter = model.parts.is_clutter
+    result = -jnp.where(is_clutter, 1.0, precision.mean) * energy
+    log_precision = jnp.where(is_clutter, 0.0, precision.log_mean)
     for j in range(model.points.shape[1]):
         counted = model.seen[:, None, j] & model.parts.feature_mask[None, :, j]
-        result = result + counted * (precision.log_mean - log_variance[:, j])
+        result = result + counted * (log_precision - log_variance[:, j])
     return 0.5 * result
 
 
@@ -155,10 +160,12 @@ def precision_gamma(
     """Concentration and rate of q(tau), a Gamma, given R and the poses.
 
     concentration = a_0 + 1/2 (number of features met), rate = b_0 + beta/2 sum_mn r_mn energy_mn.
+    Clutter says nothing of it.
     """
     assert model.precision_prior is not None
     prior_concentration, prior_rate = model.precision_prior
     features: Any = 0.0
+    match_probs = jnp.where(model.parts.is_clutter, 0.0, match_probs)
     for j in range(model.points.shape[1]):
         counted = model.seen[:, None, j] & model.parts.feature_mask[None, :, j]
         features = features + matrix_sum(match_probs * counted)
@@ -288,10 +295,10 @@ def _prior_precision(
 
 
 def _sum_by_object(
-    values: Float[Array, "..."], owner: Int[np.ndarray, " N"], axis: int
+    values: Float[Array, "..."], owner: Int[np.ndarray, " N"], model: Conjugate, axis: int
 ) -> Float[Array, "..."]:
     """Sum over the parts of each object: the axis of parts becomes one of objects."""
-    groups = (np.flatnonzero(owner == k) for k in range(owner.max() + 1))
+    groups = (np.flatnonzero(owner == k) for k in range(len(model.pose_mean)))
     return jnp.stack([total(jnp.take(values, g, axis=axis), axis) for g in groups], axis=axis)
 
 

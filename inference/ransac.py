@@ -156,7 +156,8 @@ def _at_prior_mean(reading: Reading) -> Reading:
     if model.precision_prior is None:
         return reading
     concentration, rate = model.precision_prior
-    parts = model.parts._replace(variance=model.parts.variance * rate / concentration)
+    scale = np.where(model.parts.is_clutter, 1.0, rate / concentration)[:, None]
+    parts = model.parts._replace(variance=model.parts.variance * scale)
     return reading._replace(model=replace(model, parts=parts))
 
 

@@ -28,9 +28,9 @@ class Result:
     pose_mean: Float[np.ndarray, "*batch K p"]
     pose_covariance: Float[np.ndarray, "*batch K p p"]
     object: Int[np.ndarray, "*batch N"]
-    """The most probable partition: the object of each point, -1 in dummy rows."""
+    """The most probable partition: the object of each point, K for clutter, -1 in dummy rows."""
     owner: Int[np.ndarray, " N"]
-    """The object that each part belongs to."""
+    """The object that each part belongs to, K for slots of clutter."""
     converged: Bool[np.ndarray, "*batch"]
     steps: Int[np.ndarray, "*batch"]
     elbo: Float[np.ndarray, "*batch"] | None = None
@@ -137,6 +137,19 @@ def partition(
     owner: Int[np.ndarray, " N"],
     present: Bool[np.ndarray, "*batch N"],
 ) -> Int[np.ndarray, "*batch N"]:
-    """The object that each point most probably belongs to, -1 for dummy rows."""
+    """The object that each point most probably belongs to, K for clutter, -1 for dummy rows."""
     mass = match_probs @ np.eye(owner.max() + 1)[owner]
     return np.where(present, mass.argmax(axis=-1), -1)
+
+
+def grouping_of(
+    labels: Int[np.ndarray, "*batch N"], num_objects: int
+) -> Bool[np.ndarray, "*batch N N"]:
+    """Which rows belong together, whatever their objects are called, and which are clutter.
+
+    The diagonal is true for clutter: the background is no object, so points of no object are never
+    the same as points of one. Labellings are the same partition if these matrices are equal.
+    """
+    together = labels[..., :, None] == labels[..., None, :]
+    is_clutter = labels == num_objects
+    return np.where(np.eye(labels.shape[-1], dtype=bool), is_clutter[..., None], together)

@@ -11,7 +11,9 @@ import numpyro
 numpyro.enable_x64()
 
 from models.constellation import (
+    CLUTTERED,
     PARTS,
+    cluttered_constellation,
     constellation,
     pose_kinds,
     presence_constellation,
@@ -25,6 +27,7 @@ from models.distributions.match import (
     DoublyStochasticMatch,
     MixtureMatch,
     PermutationMatch,
+    point_count,
     presence_logits,
     typed_probs,
     uniform_probs,
@@ -35,9 +38,10 @@ from models.geometry import affine, affine_camera, oriented_similarity, similari
 from models.numerics.sinkhorn import log_sinkhorn
 from models.program.marginal import marginal, tempered
 from models.scenes import Scene, check_scene, join, make_scene
-from models.templates import SHAPES, Parts, object_names, shapes, stack
+from models.templates import SHAPES, Parts, object_names, shapes, stack, with_clutter
 
 __all__ = [
+    "CLUTTERED",
     "GEOMETRIC",
     "PARTS",
     "SHAPES",
@@ -54,6 +58,7 @@ __all__ = [
     "affine",
     "affine_camera",
     "check_scene",
+    "cluttered_constellation",
     "constellation",
     "doubly_stochastic",
     "face_parts",
@@ -65,6 +70,7 @@ __all__ = [
     "marginal",
     "object_names",
     "oriented_similarity",
+    "point_count",
     "pose_kinds",
     "presence_constellation",
     "presence_logits",
@@ -78,4 +84,5 @@ __all__ = [
     "typed_probs",
     "uniform_match",
     "uniform_probs",
+    "with_clutter",
 ]

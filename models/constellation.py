@@ -16,14 +16,18 @@ from models.distributions.match import (
     DoublyStochasticMatch,
     MixtureMatch,
     PermutationMatch,
+    point_count,
     presence_logits,
     uniform_probs,
 )
 from models.errors import InputError
-from models.templates import Parts, shapes, stack
+from models.templates import Parts, shapes, stack, with_clutter
 
 PARTS: Parts = stack(shapes("square", "triangle", "square"))
 """Two squares and a triangle under similarities: K = 3 objects, N = 11 parts, p = 4."""
+
+CLUTTERED: Parts = with_clutter(PARTS, 3)
+"""The same with slots for up to three points that belong to no object."""
 
 
 def constellation(
@@ -63,6 +67,33 @@ def constellation(
     return numpyro.sample("points", likelihood, obs=points)  # eq. p_X
 
 
+def cluttered_constellation(
+    points: Float[Array, "N d"] | None = None,
+    present: Bool[Array, " N"] | None = None,
+    *,
+    match_prior: Literal["doubly_stochastic", "permutation", "mixture"] = "doubly_stochastic",
+    precision: ArrayLike = 1e4,
+    beta: ArrayLike = 1.0,
+    parts: Parts = CLUTTERED,
+) -> Float[Array, "N d"]:
+    """A scene of parts of geometric objects and of clutter, points that belong to no object.
+
+        pose_k  ~ Normal(mu_0, D_0)               for each object k
+        match   ~ a prior with mean a = 1/(N + C) which point is which part, or clutter
+        point_m ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
+        point_m ~ Normal(0, I)                             if it is clutter
+
+    It is `constellation` with parts that have C slots for clutter, `stack(..., clutter=C)`. The
+    uniform prior has a point that is clutter at odds of C to N, whatever the other points are. It
+    has nothing against objects of which one or two parts are seen, and those explain stray points
+    as well as clutter does. Where whole objects are expected, `presence_constellation` with such
+    parts says so and tells clutter from objects much better.
+    """
+    return constellation(
+        points, present, match_prior=match_prior, precision=precision, beta=beta, parts=parts
+    )
+
+
 def published_mixture(
     points: Float[Array, "N d"],
     present: Bool[Array, " N"],
@@ -99,6 +130,7 @@ def presence_constellation(
     *,
     presence_prob: ArrayLike = 0.5,
     visibility: ArrayLike = 1.0,
+    clutter_prob: ArrayLike = 0.5,
     precision: ArrayLike = 3e3,
     beta: ArrayLike = 1.0,
     parts: Parts = PARTS,
@@ -107,26 +139,30 @@ def presence_constellation(
 
         presence_k ~ Bernoulli(presence_prob)            for each object k
         pose_k     ~ Normal(mu_0, D_0)
-        count      ~ Binomial(parts of present objects, visibility)
+        count      ~ Binomial(parts of present objects, visibility), and Binomial(C, clutter_prob)
         match      ~ uniform over matches of the points with parts of present objects
         point_m    ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
+
+    Where the parts have C slots for clutter, a match may put points there too, at the odds that
+    follow from the two probabilities: each part of a present object is seen, and each slot is in
+    use, independently of all others.
 
     Args:
         presence: which objects are there, where that is known.
         presence_prob: of each object.
         visibility: probability that a part of a present object is seen.
+        clutter_prob: probability that a slot for clutter is in use.
     """
-    num_parts = parts.num_parts
     with numpyro.plate("object", parts.num_objects):
         pose = numpyro.sample(
             "pose", dist.MultivariateNormal(jnp.zeros(parts.pose_dim), jnp.eye(parts.pose_dim))
         )
         presence = numpyro.sample("presence", dist.Bernoulli(presence_prob), obs=presence)
-    there = jnp.asarray(presence)[parts.owner].sum()
     seen = None if present is None else present.sum()
-    count = numpyro.sample("count", dist.Binomial(there, visibility), obs=seen)
-    present = jnp.arange(num_parts) < count if present is None else present
-    logits = presence_logits(presence, visibility, present, parts.owner)
+    of_points = point_count(presence, visibility, parts.owner, clutter_prob)
+    count = numpyro.sample("count", of_points, obs=seen)
+    present = jnp.arange(parts.num_parts) < count if present is None else present
+    logits = presence_logits(presence, visibility, present, parts.owner, clutter_prob)
     match = numpyro.sample("match", PermutationMatch(logits))
     likelihood = MatchedParts(match, pose, parts, precision=precision, beta=beta, present=present)
     return numpyro.sample("points", likelihood, obs=points)
@@ -179,15 +215,15 @@ def sized_constellation(
         presence = numpyro.sample("presence", state, obs=presence)
         kind = jnp.maximum(jnp.asarray(presence, int) - 1, 0)
         pose = numpyro.sample("pose", dist.MultivariateNormal(mean[kind], covariance[kind]))
-    there = (jnp.asarray(presence) > 0)[parts.owner].sum()
     seen = None if present is None else present.sum()
-    count = numpyro.sample("count", dist.Binomial(there, visibility), obs=seen)
+    count = numpyro.sample("count", point_count(presence, visibility, parts.owner), obs=seen)
     present = jnp.arange(parts.num_parts) < count if present is None else present
     logits = presence_logits(presence, visibility, present, parts.owner)
     match = numpyro.sample("match", PermutationMatch(logits))
     if precision is None:
         precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0))
-    variance = parts.variance * ((noise * scale[kind]) ** 2)[parts.owner, None]
+    of_object = jnp.append(noise * scale[kind], 1.0)  # of clutter it is its own
+    variance = parts.variance * (of_object**2)[parts.owner, None]
     sized = parts._replace(variance=variance)
     likelihood = MatchedParts(match, pose, sized, precision=precision, present=present)
     return numpyro.sample("points", likelihood, obs=points)

@@ -13,6 +13,9 @@ from models.errors import InputError
 from models.geometry import PoseDesign, similarity
 from models.numerics.arrays import AnyArray
 
+CLUTTER = -1
+"""The type of a slot for a point that belongs to no object."""
+
 
 class Parts(NamedTuple):
     """Every part of every object: x = F y + offset + noise, with y the pose of the part's owner.
@@ -20,6 +23,10 @@ class Parts(NamedTuple):
     Parts of different length are padded to the longest with features that do not count
     (`feature_mask` false). Which object a part belongs to is `owner`; parts may only be met by
     points of their own `type` where a match prior is built from types.
+
+    Slots for clutter, points that belong to no object, are columns beside the parts: F = 0, a
+    broad density of their own, the type `CLUTTER`, and as owner the background, number K, which is
+    no object and has no pose.
     """
 
     F: Float[Array, "parts features pose"]
@@ -46,12 +53,30 @@ class Parts(NamedTuple):
 
     @property
     def num_objects(self) -> int:
-        """K. The owners are part of a program's structure, so they are never traced."""
-        return int(np.max(np.asarray(self.owner))) + 1
+        """K. Owners and types are part of a program's structure, so they are never traced."""
+        return int(np.max(np.asarray(self.owner)[~np.asarray(self.is_clutter)])) + 1
+
+    @property
+    def is_clutter(self) -> Bool[AnyArray, " parts"]:
+        """Which columns are slots for clutter."""
+        return self.type == CLUTTER
 
     def predict(self, pose: Float[Array, "*batch K p"]) -> Float[Array, "*batch parts features"]:
         """Where a pose of each object puts all parts: F y + offset."""
-        return jnp.einsum("ndp,...np->...nd", self.F, pose[..., self.owner, :]) + self.offset
+        owner = pose_of_part(self.owner, pose.shape[-2])
+        return jnp.einsum("ndp,...np->...nd", self.F, pose[..., owner, :]) + self.offset
+
+    def variance_at(
+        self, precision: Float[Array, "*batch"]
+    ) -> Float[Array, "*batch parts features"]:
+        """The variance of each feature at a noise precision, which does not touch clutter."""
+        of_parts = jnp.where(self.is_clutter, 1.0, jnp.asarray(precision)[..., None])
+        return self.variance / of_parts[..., None]
+
+
+def pose_of_part(owner: Int[AnyArray, "*batch"], num_objects: int) -> Int[AnyArray, "*batch"]:
+    """The pose that each part is moved by; any will do for clutter, which none moves."""
+    return owner.clip(max=num_objects - 1)
 
 
 SHAPES: dict[str, np.ndarray] = {
@@ -89,6 +114,10 @@ def stack(
     templates: Sequence[ArrayLike],
     design: PoseDesign = similarity,
     variance: float = 1.0,
+    *,
+    clutter: int = 0,
+    clutter_mean: ArrayLike = 0.0,
+    clutter_scale: ArrayLike = 1.0,
 ) -> Parts:
     """Stack the parts of several geometric templates under one pose design.
 
@@ -96,6 +125,9 @@ def stack(
         templates: for each object the coordinates of its parts, (parts, coordinates).
         design: a pose design of `models.geometry`.
         variance: noise variance of each feature; a program's precision divides it.
+        clutter: the most points of a scene that may belong to no object.
+        clutter_mean, clutter_scale: of the Normal density of each feature of such a point, one
+            number or one for each feature. No precision changes it.
     """
     if not templates:
         raise InputError("got no templates, wanted at least one; give the parts of some object")
@@ -107,7 +139,7 @@ def stack(
         for maps in zip(*(design(jnp.asarray(a)) for a in arrays), strict=True)
     )
     parts, features = offset.shape
-    return Parts(
+    stacked = Parts(
         F=F,
         offset=offset,
         variance=jnp.full((parts, features), float(variance)),
@@ -115,6 +147,33 @@ def stack(
         type=np.zeros(parts, int),
         feature_mask=np.ones((parts, features), bool),
     )
+    return with_clutter(stacked, clutter, clutter_mean, clutter_scale) if clutter else stacked
+
+
+def with_clutter(parts: Parts, slots: int, mean: ArrayLike = 0.0, scale: ArrayLike = 1.0) -> Parts:
+    """The same parts, and slots for points that belong to no object; see `stack`."""
+    if slots < 1:
+        raise InputError(f"the number of clutter slots must be at least 1, got {slots}")
+    shape = (slots, parts.num_features)
+    mean, scale = (np.asarray(x, float) for x in (mean, scale))
+    if not (np.isfinite(mean).all() and np.isfinite(scale).all() and (scale > 0).all()):
+        raise InputError(
+            f"clutter must have a finite mean and a positive scale, got {mean} and {scale}; points "
+            "that lie between -1 and 1 have about 0 and 1"
+        )
+    background = Parts(
+        F=jnp.zeros((*shape, parts.pose_dim)),
+        offset=jnp.broadcast_to(mean, shape),
+        variance=jnp.broadcast_to(scale**2, shape),
+        owner=np.full(slots, parts.num_objects),
+        type=np.full(slots, CLUTTER),
+        feature_mask=np.ones(shape, bool),
+    )
+    joined = (jnp.concatenate([a, b]) for a, b in zip(parts[:3], background[:3], strict=True))
+    structure = (
+        np.concatenate([np.asarray(a), b]) for a, b in zip(parts[3:], background[3:], strict=True)
+    )
+    return Parts(*joined, *structure)
 
 
 def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import logsumexp
 
-from inference.result import Result
+from inference.result import Result, grouping_of
 from models.scenes import Scene
 
 NUM_PARTITIONS = 4
@@ -52,7 +52,8 @@ def mix(
     labels = found.object[best]
     if "partitions" in found.details:
         listed = [
-            _merged(found.details["partitions"], weight, scene_of == s) for s in range(num_scenes)
+            _merged(found.details["partitions"], weight, scene_of == s, mean.shape[1])
+            for s in range(num_scenes)
         ]
         details["partitions"] = listed
         labels = np.stack([partitions[0][0] for partitions in listed])
@@ -90,12 +91,13 @@ def _merged(
     partitions: list[list[tuple[np.ndarray, float]]],
     weight: Float[np.ndarray, " runs"],
     chosen: Bool[np.ndarray, " runs"],
+    num_objects: int,
 ) -> list[tuple[np.ndarray, float]]:
     """The partitions of some runs together: a grouping's probabilities under them add up."""
     known: dict[bytes, tuple[np.ndarray, float]] = {}
     for run in np.flatnonzero(chosen):
         for labels, probability in partitions[run]:
-            name = (labels[:, None] == labels).tobytes()
+            name = grouping_of(labels, num_objects).tobytes()
             first, so_far = known.get(name, (labels, 0.0))
             known[name] = (first, so_far + float(weight[run]) * probability)
     ranked = sorted(known.values(), key=lambda pair: -pair[1])

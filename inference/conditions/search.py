@@ -149,7 +149,7 @@ def _objects(problem: Problem, prior: Distribution, states: np.ndarray, left_ope
 
 def _shares(result: Result, objects: Objects) -> Float[np.ndarray, "scenes K"]:
     """The share of its parts that each object has met, of objects that are alike largest first."""
-    of_object = np.eye(result.owner.max() + 1)[result.owner]
+    of_object = (result.owner[:, None] == np.arange(len(objects.template))).astype(float)
     mass = np.einsum("smn,nk,sm->sk", result.match_probs, of_object, result.scene.present)
     share = mass / of_object.sum(axis=0)
     for first in np.unique(objects.template):

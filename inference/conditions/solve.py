@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 from numpyro.distributions import Distribution, biject_to
+from scipy.linalg import block_diag
 
 from inference.conditions.combine import average, mix
 from inference.conditions.problem import Problem, read_problem
@@ -492,6 +493,7 @@ def _of_parts(
 ) -> Float[np.ndarray, "N N"]:
     """The same average over parts: those in the same place of objects that are alike."""
     place = np.array([np.sum(owner[:n] == owner[n]) for n in range(len(owner))])
+    even = block_diag(even, 1.0)  # the background is like nothing else
     return even[np.ix_(owner, owner)] * (place[:, None] == place)
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from inference.exact.parses import Draws, draw_poses
 from inference.exact.permutations import Moments, pair_terms, part_design
+from inference.result import grouping_of
 from models.errors import InputError
 from models.numerics.linalg import (
     cholesky,
@@ -47,7 +48,9 @@ class Maps(NamedTuple):
 class Listing(NamedTuple):
     """What is fixed for a program and a number of points."""
 
+    num_objects: int
     parts: tuple[Int[np.ndarray, " n"], ...]
+    """Of each object and, where there is clutter, the slots of the background."""
     owner: Int[np.ndarray, " N"]
     maps: tuple[Maps, ...]
     labels: Int[np.ndarray, "labellings M"]
@@ -80,12 +83,13 @@ class Sums(NamedTuple):
 
 def make_listing(skeleton: Skeleton, num_points: int) -> Listing:
     """List maps and labellings, or say what that would cost."""
-    owner, parts = np.array(skeleton.owner), tuple(skeleton.parts)
+    owner, parts = np.array(skeleton.owner), tuple(skeleton.groups)
     _refuse_if_too_large(num_points, tuple(len(p) for p in parts), skeleton.pose_dim)
     labels = _products(len(parts), num_points)
     bits = 1 << np.arange(num_points)
-    together = (labels[:, :, None] == labels[:, None]).reshape(len(labels), -1)
+    together = grouping_of(labels, skeleton.num_objects).reshape(len(labels), -1)
     return Listing(
+        skeleton.num_objects,
         parts,
         owner,
         tuple(_list_maps(num_points, len(p)) for p in parts),
@@ -129,6 +133,7 @@ def _object_terms(
     score, residual = (x[:-1] for x in pair_terms(model, k, parts, listing.num_points))
     counts = maps.counts.astype(float)
     rows = part_design(model, parts)[:, :, :, None] * np.sqrt(counts).T[:, None, None, :, None]
+    k = min(k, len(model.pose_mean) - 1)  # any pose will do for the background
     prior_factor = cholesky(model.pose_covariance[k])[:, :, None]
     given = condition(prior_factor, rows.reshape(-1, *rows.shape[2:]))
     log_scale = total(jnp.log(given.deviation), axis=0)
@@ -178,7 +183,8 @@ def moments(model: Conjugate, listing: Listing, sums: Sums) -> Moments:
     of_points = jnp.concatenate(columns, axis=1)[:, order]
     dummies = jax.nn.softmax(model.match_logits[listing.num_points :], axis=1)
     dummies = jnp.broadcast_to(dummies, (*dummies.shape[:2], of_points.shape[-1]))
-    return Moments(jnp.concatenate([of_points, dummies]), jnp.stack(means), jnp.stack(covariances))
+    poses = (jnp.stack(x[: listing.num_objects]) for x in (means, covariances))
+    return Moments(jnp.concatenate([of_points, dummies]), *poses)
 
 
 def best_partitions(

@@ -18,6 +18,7 @@ from models.numerics.arrays import AnyArray
 from models.numerics.linalg import cholesky, condition, innovations, total
 from models.numerics.permanent import log_permanent
 from models.program.reading import Conjugate
+from models.templates import pose_of_part
 
 
 class Parses(NamedTuple):
@@ -45,11 +46,11 @@ def best_parses(plan: Plan, tables: Tables, count: int) -> Parses:
     """Partitions of the highest weight, found by their best assignment of groups to objects.
 
     A partition is K! assignments at most, and one that is not listed has none that is better than
-    the last of the list.
+    the last of the list. Clutter is no group of an object: it has one assignment only.
     """
     position, weight = _best_configurations(tables.subsets, plan.levels, count)
     complete = weight.shape[0] < count
-    log_unlisted = jnp.where(complete, LOG_ZERO, weight[-1] + math.lgamma(len(plan.parts) + 1))
+    log_unlisted = jnp.where(complete, LOG_ZERO, weight[-1] + math.lgamma(plan.num_objects + 1))
     return Parses(position, _partition_weight(plan, tables, position), log_unlisted)
 
 
@@ -114,10 +115,12 @@ def poses_given(
     """
     num_rows = match.shape[1]
     own = jax.tree.map(lambda x: jnp.asarray(x)[match], model.parts)  # (draws, M, ...)
-    of = jnp.asarray(owner)[match]
+    of = jnp.asarray(owner)[match]  # the background, which is no object, has no pose to move
     counted = own.feature_mask & model.seen[:num_rows] & (match >= 0)[..., None]
     scale = counted / jnp.sqrt(own.variance)
-    expected = own.offset + jnp.einsum("imdp,imp->imd", own.F, model.pose_mean[of])
+    expected = own.offset + jnp.einsum(
+        "imdp,imp->imd", own.F, model.pose_mean[pose_of_part(of, model.num_objects)]
+    )
     residual = jnp.moveaxis(scale * (model.points[:num_rows] - expected), 0, -1)
     rows = jnp.moveaxis(scale[..., None] * own.F, 0, -1)[:, :, :, None]  # (M, d, p, 1, draws)
     is_owner = of.T[:, None] == np.arange(model.num_objects)[:, None]  # (M, K, draws)
@@ -175,11 +178,16 @@ def _partition_weight(
     """Log of the summed weight of all ways that group the points as these do.
 
     Each group may belong to any object that can have it, so the sum is a permanent of the weights
-    of groups under objects; empty groups are alike and their orders count once.
+    of groups under objects; empty groups are alike and their orders count once. The background
+    keeps what it has.
     """
-    masks = [jnp.asarray(placed.masks)[p] for placed, p in zip(plan.placed, position, strict=True)]
+    objects = slice(plan.num_objects)
+    masks = [
+        jnp.asarray(placed.masks)[p]
+        for placed, p in zip(plan.placed[objects], position[objects], strict=True)
+    ]
     rows = []
-    for table, placed in zip(tables.subsets, plan.placed, strict=True):
+    for table, placed in zip(tables.subsets[objects], plan.placed[objects], strict=True):
         place = np.full(1 << plan.num_points, len(placed.masks))
         place[placed.masks] = np.arange(len(placed.masks))
         padded = jnp.concatenate([table, jnp.full_like(table[:1], LOG_ZERO)])
@@ -189,7 +197,13 @@ def _partition_weight(
     empty = sum((mask == 0).astype(float) for mask in masks)
     sizes = jnp.array([len(placed.masks) for placed in plan.placed])
     real = jnp.all(position < sizes[:, None, None], axis=0)  # there may be too few ways
-    return jnp.where(real, log_permanent(weights) - gammaln(empty + 1.0), LOG_ZERO)
+    log_weight = log_permanent(weights) - gammaln(empty + 1.0)
+    scene = jnp.arange(log_weight.shape[-1])
+    for table, own in zip(
+        tables.subsets[plan.num_objects :], position[plan.num_objects :], strict=True
+    ):
+        log_weight = log_weight + table[own, scene]
+    return jnp.where(real, log_weight, LOG_ZERO)
 
 
 def group_labels(

@@ -40,8 +40,13 @@ LOG_ZERO = -1e30
 
 
 class Plan(NamedTuple):
-    """What is fixed for a program and a number of points."""
+    """What is fixed for a program and a number of points.
 
+    Where there is clutter, the slots of the background follow the objects as one more group. It
+    takes points as they do, only that no pose moves them.
+    """
+
+    num_objects: int
     parts: tuple[Int[np.ndarray, " n"], ...]
     template: tuple[int, ...]
     """For each object the first one with the same template and prior: they share their tables."""
@@ -101,11 +106,13 @@ class Moments(NamedTuple):
 
 def make_plan(skeleton: Skeleton, num_points: int) -> Plan:
     """Lay out the sums."""
-    sizes = tuple(len(p) for p in skeleton.parts)
+    sizes = tuple(len(p) for p in skeleton.groups)
+    objects = range(skeleton.num_objects)
     refuse_if_too_large(num_points, sizes)
     return Plan(
-        parts=tuple(skeleton.parts),
-        template=skeleton.exchangeable,
+        num_objects=len(objects),
+        parts=tuple(skeleton.groups),
+        template=(*skeleton.exchangeable, *range(len(objects), len(sizes))),
         placed=tuple(
             placements(num_points, size, fewest(num_points, sizes, k))
             for k, size in enumerate(sizes)
@@ -150,6 +157,7 @@ def object_grid(
     score, residual = pair_terms(model, k, parts, num_points)
     half = placed.left.shape[1]
     design = part_design(model, parts)
+    k = min(k, len(model.pose_mean) - 1)  # any pose will do for the background
     prior_mean, prior_factor = model.pose_mean[k], cholesky(model.pose_covariance[k])
     of_left, of_right = placed.left_pattern, placed.right_pattern
 
@@ -199,6 +207,7 @@ def pair_terms(
     is for no point at all: a dummy row takes the part.
     """
     own = jax.tree.map(lambda x: x[parts], model.parts)
+    k = min(k, len(model.pose_mean) - 1)  # any pose will do for the background
     expected = own.offset + total(own.F * model.pose_mean[k], axis=2)
     deviation = own.feature_mask / jnp.sqrt(own.variance)
     residual = (model.points[:num_points, None] - expected) * deviation  # (M, n, d, scenes)
@@ -251,9 +260,8 @@ def moments(plan: Plan, tables: Tables) -> Moments:
         after = log_sum((after, level.set_of_rest), (table, level.subset_of_rest))
     columns, means, covariances = zip(*(by_object[first] for first in plan.template), strict=True)
     order = np.argsort(np.concatenate(plan.parts))
-    return Moments(
-        jnp.concatenate(columns, axis=1)[:, order], jnp.stack(means), jnp.stack(covariances)
-    )
+    poses = (jnp.stack(x[: plan.num_objects]) for x in (means, covariances))
+    return Moments(jnp.concatenate(columns, axis=1)[:, order], *poses)
 
 
 def _object_moments(

@@ -28,6 +28,7 @@ from models.numerics.arrays import AnyArray
 from models.numerics.linalg import total
 from models.program.batches import Skeleton
 from models.program.reading import Conjugate
+from models.templates import pose_of_part
 
 MAX_PARSES = 512
 """Ways to read a scene that are listed at most in search of its most probable partition."""
@@ -252,7 +253,8 @@ def _reach(model: Conjugate, owner: Int[np.ndarray, " N"]) -> Float[Array, " sce
     F, offset, variance = model.parts.F, model.parts.offset, model.parts.variance
     spread = jnp.sqrt(jnp.diagonal(model.pose_covariance, axis1=1, axis2=2))  # (K, scenes, p)
     pose = jnp.abs(model.pose_mean) + jnp.moveaxis(spread, 2, 1)
-    predicted = total(jnp.abs(F) * pose[owner, None], axis=2) + jnp.abs(offset)
+    of_part = pose[pose_of_part(owner, len(pose)), None]
+    predicted = total(jnp.abs(F) * of_part, axis=2) + jnp.abs(offset)
     size = jnp.abs(model.points).max(axis=0) + predicted
     reach = (model.parts.feature_mask * size / jnp.sqrt(variance)).max(axis=(0, 1))
     return jnp.broadcast_to(reach, model.points.shape[-1:])

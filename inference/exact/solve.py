@@ -28,7 +28,7 @@ from inference.exact.solutions import (
     refuse_if_unfit,
     solutions,
 )
-from inference.result import Result
+from inference.result import Result, grouping_of
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.permanent import MAX_ROWS
@@ -217,7 +217,7 @@ def _partitions(
     """
     labels = solution.labels.T  # (scenes, best, M)
     probability = solution.label_probs.T
-    together = labels[..., :, None] == labels[..., None, :]
+    together = grouping_of(labels, solution.moments.pose_mean.shape[0])
     for i, rows in enumerate(points):
         found: dict[bytes, tuple[np.ndarray, float]] = {}
         for j in np.argsort(-probability[i], kind="stable"):

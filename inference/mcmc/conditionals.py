@@ -231,7 +231,7 @@ def draw_precision(
 ) -> Float[Array, " rungs"]:
     """Precision given match and poses: half a count and half the square of each feature met."""
     assert model.precision_prior is not None
-    match = _matched(replicas["match"])
+    match = jnp.where(model.parts.is_clutter, 0.0, _matched(replicas["match"]))
     counted = model.seen[:, None] & model.parts.feature_mask[None]
     features = meanfield.matrix_sum(match * counted.sum(axis=2))
     energy = meanfield.matrix_sum(match * _energy(model, owner, replicas["pose"]))

@@ -25,6 +25,7 @@ from models.errors import InputError
 from models.program.marginal import marginal, tempered
 from models.program.reading import FACTORS, Conjugate, Program, Values, read
 from models.scenes import Scene
+from models.templates import pose_of_part
 
 _PRIOR_DRAWS = 512
 _BETAS = np.geomspace(1e-10, 1.0, 101)  # among which the lowest rung is looked for
@@ -48,7 +49,7 @@ def ladder(
     if _is_single(rungs):
         return np.ones(1)
     model = read(program, scene, given, factors)
-    F, owner = model.parts.F, np.asarray(model.parts.owner)
+    F, owner = model.parts.F, pose_of_part(model.parts.owner, model.num_objects)
     precision: Any = 1.0
     if model.precision_prior is not None:
         precision = model.precision_prior[0] / model.precision_prior[1]

@@ -15,7 +15,7 @@ from inference.conditions.solve import ranked
 from inference.posterior import symmetry
 from inference.posterior.densities import computed, flat, log_joint_by_value
 from inference.posterior.relabel import frame_at_match, relabel
-from inference.result import Result
+from inference.result import Result, grouping_of
 from models.program.marginal import marginal, match_posterior
 from models.program.reading import Program
 from models.scenes import Scene
@@ -121,7 +121,7 @@ def result_of_draws(
         match_probs=match_probs,
         pose_mean=pose.mean(axis=0),
         pose_covariance=np.einsum("skp,skq->kpq", centred, centred) / (len(pose) - 1),
-        object=frequent_partition(draws["match"], owner, scene.present),
+        object=frequent_partition(draws["match"], owner, scene.present, pose.shape[-2]),
         owner=owner,
         converged=np.asarray(converged),
         steps=np.asarray(steps),
@@ -169,6 +169,7 @@ def frequent_partition(
     match: Int[np.ndarray, "chains draws N"],
     owner: Int[np.ndarray, " N"],
     present: Bool[np.ndarray, " N"],
+    num_objects: int,
 ) -> Int[np.ndarray, " N"]:
     """The partition that most draws have, whatever its objects are called in each of them.
 
@@ -176,8 +177,8 @@ def frequent_partition(
     """
     labels = np.where(present, owner[match.reshape(-1, match.shape[-1])], -1)
     distinct, counts = np.unique(labels, axis=0, return_counts=True)
-    together = distinct[:, :, None] == distinct[:, None, :]
-    _, grouping = np.unique(together.reshape(len(distinct), -1), axis=0, return_inverse=True)
+    together = grouping_of(distinct, num_objects).reshape(len(distinct), -1)
+    _, grouping = np.unique(together, axis=0, return_inverse=True)
     frequency = np.bincount(grouping.ravel(), weights=counts)
     in_best = grouping.ravel() == frequency.argmax()
     return distinct[np.where(in_best, counts, 0).argmax()]

@@ -136,7 +136,7 @@ def rename(symmetry: Symmetry, frame: Frame, pose: Float[np.ndarray, "draws K p"
 
     renamed = np.empty_like(pose)
     parts = [np.flatnonzero(symmetry.owner == k) for k in range(num_objects)]
-    part = np.empty((count, len(symmetry.owner)), int)
+    part = np.tile(np.arange(len(symmetry.owner)), (count, 1))  # clutter keeps its slots
     for (source, target), turns in symmetry.turns.items():
         for i, turn in enumerate(turns):
             chosen = (target_of[:, source] == target) & (best_turn[:, source, target] == i)

@@ -67,7 +67,7 @@ class Symmetry(NamedTuple):
 
     @property
     def num_objects(self) -> int:
-        return int(self.owner.max()) + 1
+        return 1 + max(source for source, _ in self.turns)  # each turns into itself
 
     @property
     def order(self) -> int:

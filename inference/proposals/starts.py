@@ -46,7 +46,7 @@ class Structure(NamedTuple):
 
     owner: Int[np.ndarray, " N"]
     members: Int[np.ndarray, "K most"]
-    """Parts of each object, padded with its first part."""
+    """Parts of each object, padded with its first part; the background is no object."""
     valid: Bool[np.ndarray, "K most"]
     basis_size: int
     """Points that fix a pose: ceil(pose dimensions / features), at most what an object has."""
@@ -119,7 +119,7 @@ def poses(
     shape = (num_objects, len(model.points), most)
     rest = 0.5 * _FLOOR + jnp.log(jax.random.uniform(rest_key, shape, minval=1e-6))
     placed = jnp.where((choice >= 0)[:, None, None], placed[..., 0], rest)
-    weights = jnp.zeros(model.match_logits.shape)
+    weights = jnp.full(model.match_logits.shape, 0.5 * _FLOOR)  # of clutter, as of the rest
     for k, (members, valid) in enumerate(zip(structure.members, structure.valid, strict=True)):
         weights = weights.at[:, members[valid]].set(placed[k][:, valid])
     weights = jnp.where(seen[:, None], weights, _FLOOR)
@@ -306,7 +306,7 @@ def _at_beta(model: Conjugate, beta: Float[Array, ""]) -> Conjugate:
     precision: Any = 1.0
     if model.precision_prior is not None:
         precision = model.precision_prior[0] / model.precision_prior[1]
-    parts = model.parts._replace(variance=model.parts.variance / (beta * precision))
+    parts = model.parts._replace(variance=model.parts.variance_at(beta * precision))
     return replace(model, parts=parts)
 
 

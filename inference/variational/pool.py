@@ -249,12 +249,13 @@ def _ended(
     """What the runs in these slots have come to."""
     match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
     mean, covariance = (np.asarray(x)[..., slots] for x in state.pose[:2])
+    num_objects = len(structure.members)
     return Ended(
         match_probs=match_probs,
         pose_mean=np.moveaxis(mean, (0, 1, 2), (2, 1, 0)),
         pose_covariance=np.moveaxis(covariance, (2, 3), (1, 0)),
         elbo=np.asarray(state.terms.elbo)[slots],
-        sparse=_is_sparse(match_probs, present, structure.owner, fewest_points),
+        sparse=_is_sparse(match_probs, present, structure.owner, num_objects, fewest_points),
         converged=np.asarray(state.converged)[slots],
         steps=np.asarray(state.steps)[slots],
         attempt=attempt,
@@ -280,11 +281,12 @@ def _is_sparse(
     match_probs: Float[np.ndarray, "runs N N"],
     present: Bool[np.ndarray, "runs N"],
     owner: Int[np.ndarray, " N"],
+    num_objects: int,
     fewest_points: float = 2.0,
 ) -> Bool[np.ndarray, " runs"]:
     """The paper's rule: some r above 0.9 for an object that has less than two points in all."""
     of_points = np.where(present[..., None], match_probs, 0.0)
-    groups = np.eye(owner.max() + 1)[owner].T.astype(bool)
+    groups = np.arange(num_objects)[:, None] == owner
     surely = np.stack([(of_points[..., g] > 0.9).any(axis=(-2, -1)) for g in groups], axis=-1)
     mass = np.stack([of_points[..., g].sum(axis=(-2, -1)) for g in groups], axis=-1)
     return np.any(surely & (mass < fewest_points - 1e-6), axis=-1)

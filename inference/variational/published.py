@@ -80,10 +80,14 @@ def run(
         raise InputError(f"restarts must be at least 1, got {restarts}")
     scenes = check_scene(scene).batch()
     problem = read_problem(program, scenes, factors=frozenset(), or_bound=True)
-    if not isinstance(problem, Problem) or problem.skeleton.match_family is MixtureMatch:
+    if (
+        not isinstance(problem, Problem)
+        or problem.skeleton.match_family is MixtureMatch
+        or problem.skeleton.has_clutter
+    ):
         raise InputError(
-            "the published GCM-DS has no further latent sites, a known precision and a match prior "
-            "over permutations, which this program does not; use inference.cavi"
+            "the published GCM-DS has no further latent sites, a known precision, no clutter and a "
+            "match prior over permutations, which this program does not; use inference.cavi"
         )
     which = np.repeat(np.arange(len(scenes.points)), restarts)
     model, owner = problem.reading.take(which), problem.owner
@@ -178,7 +182,7 @@ def is_sparse(
     """Whether an object surely has a point, but less than two in all."""
     of_points = match_probs * model.seen.any(axis=1)[:, None]
     found = jnp.zeros(match_probs.shape[-1], bool)
-    for k in range(owner.max() + 1):
+    for k in range(len(model.pose_mean)):
         own = of_points[:, owner == k]
         found |= (own.max(axis=(0, 1)) > 0.9) & (meanfield.matrix_sum(own) < 2.0)
     return found

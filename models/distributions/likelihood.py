@@ -41,13 +41,15 @@ class MatchedParts(Distribution):
         match: (..., N, N), a permutation matrix, an assignment of points to parts, or their mean.
         pose: (..., K, p), the pose of each object.
         parts: the parts of all objects; each has its own noise variance.
-        precision: divides every variance. A site of a program may stand here (unknown noise).
-        beta: divides every variance too: the paper's annealing parameter.
+        precision: divides every variance, but not that of clutter. A site of a program may stand
+            here (unknown noise).
+        beta: divides them too: the paper's annealing parameter.
         present: which rows are points and which are dummies, (..., N), or which features of which
             rows were seen, (..., N, d). All of them by default.
         noise: a function of location and scale that returns the NumPyro distribution of each
-            feature: `dist.Normal`, `dist.Laplace`, `functools.partial(dist.StudentT, 3.0)`. The
-            closed-form methods require the Normal; nuts and automatic guides take any.
+            feature: `dist.Normal`, `dist.Laplace`, `functools.partial(dist.StudentT, 3.0)`. Clutter
+            is distributed so too, with its own location and scale. The closed-form methods require
+            the Normal; nuts and automatic guides take any.
     """
 
     support = constraints.real_matrix
@@ -96,9 +98,8 @@ class MatchedParts(Distribution):
 
     @property
     def noise_variance(self) -> Float[Array, "*batch parts features"]:
-        """D / (precision beta), the squared scale of the noise."""
-        scale = jnp.asarray(self.precision) * jnp.asarray(self.beta)
-        return self.parts.variance / scale[..., None, None]
+        """D / (precision beta), the squared scale of the noise; that of clutter is its own."""
+        return self.parts.variance_at(jnp.asarray(self.precision) * jnp.asarray(self.beta))
 
     def pair_log_likelihood(
         self, points: Float[Array, "*batch N d"]

@@ -22,7 +22,7 @@ import numpy as np
 from jax.scipy.special import gammaln, logsumexp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
-from numpyro.distributions import Distribution
+from numpyro.distributions import Binomial, CategoricalLogits, Distribution
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
@@ -277,16 +277,48 @@ def presence_logits(
     visibility: ArrayLike,
     present: Bool[Array, " N"],
     owner: Int[AnyArray, " N"],
+    clutter_prob: ArrayLike = 0.5,
 ) -> Float[Array, "N N"]:
-    """Log weights of a match prior under which points are parts of present objects.
+    """Log weights of a match prior under which points are parts of present objects, or clutter.
 
-    A part of a present object is seen with probability `visibility`; the dummy rows have the parts
-    that are not seen and all those of absent objects.
+    A part of a present object is seen with probability `visibility`, and a slot for clutter is used
+    with probability `clutter_prob`; the dummy rows have the parts that are not seen, all those of
+    absent objects, and the slots that are not used.
     """
-    here = jnp.asarray(presence, bool)[owner]
-    seen = jnp.where(here, jnp.log(visibility), -jnp.inf)
-    unseen = jnp.where(here, jnp.log1p(-jnp.asarray(visibility, float)), 0.0)
+    here = jnp.append(jnp.asarray(presence, bool), True)[owner]  # the background always is
+    prob = jnp.append(jnp.full(len(presence), visibility), clutter_prob)[owner]
+    seen = jnp.where(here, jnp.log(prob), -jnp.inf)
+    unseen = jnp.where(here, jnp.log1p(-prob), 0.0)
     return jnp.where(present[:, None], seen, unseen)
+
+
+def point_count(
+    presence: Bool[Array, " K"] | Int[Array, " K"],
+    visibility: ArrayLike,
+    owner: Int[AnyArray, " N"],
+    clutter_prob: ArrayLike = 0.5,
+) -> Distribution:
+    """How many points a scene has: parts of present objects that are seen, and slots in use.
+
+        Binomial(parts of present objects, visibility) + Binomial(slots, clutter_prob)
+
+    With `presence_logits` it makes every part and every slot independent of the others.
+    """
+    num_objects = len(presence)
+    there = jnp.append(jnp.asarray(presence) > 0, False)[owner].sum()
+    seen = Binomial(there, visibility)
+    slots = int(np.sum(np.asarray(owner) == num_objects))
+    if not slots:
+        return seen
+    used = jnp.arange(slots + 1)
+    rest = jnp.arange(len(owner) + 1)[:, None] - used
+    possible = (rest >= 0) & (rest <= there)
+    log_prob = seen.log_prob(jnp.where(possible, rest, there))
+    log_prob = jnp.where(possible, log_prob, -jnp.inf) + Binomial(slots, clutter_prob).log_prob(
+        used
+    )
+    # NumPyro's check of logits refuses counts that are impossible.
+    return CategoricalLogits(logsumexp(log_prob, axis=1), validate_args=False)
 
 
 def weighted_sum(

@@ -25,7 +25,7 @@ class Skeleton(NamedTuple):
     """What is fixed about a program whatever its numbers are; hashable."""
 
     owner: tuple[int, ...]
-    """The object of each part."""
+    """The object of each part; that of clutter is one more than there are."""
     alike: tuple[int, ...]
     """For each object the first one that has the same template and the same pose prior."""
     exchangeable: tuple[int, ...]
@@ -39,9 +39,18 @@ class Skeleton(NamedTuple):
         return len(self.alike)
 
     @property
+    def has_clutter(self) -> bool:
+        return len(self.groups) > self.num_objects
+
+    @property
     def parts(self) -> list[np.ndarray]:
         """The parts of each object."""
-        return [np.flatnonzero(np.array(self.owner) == k) for k in range(self.num_objects)]
+        return self.groups[: self.num_objects]
+
+    @property
+    def groups(self) -> list[np.ndarray]:
+        """The parts of each object and, where there is clutter, the slots of the background."""
+        return [np.flatnonzero(np.array(self.owner) == k) for k in range(max(self.owner) + 1)]
 
 
 class Reading(NamedTuple):

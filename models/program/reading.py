@@ -188,7 +188,7 @@ def pieces(
         precision_prior = jnp.stack(
             [jnp.asarray(gamma.concentration, float), jnp.asarray(gamma.rate, float)]
         )
-        variance = likelihood.parts.variance / jnp.asarray(likelihood.beta)
+        variance = likelihood.parts.variance_at(jnp.asarray(likelihood.beta))
     if "part_probs" in own:
         part_prior = jnp.asarray(sites["part_probs"]["fn"].concentration, float)
     constant = [log_prob_of(s) for n, s in sites.items() if n not in {*_SITES, *own}]

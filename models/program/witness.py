@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 from scipy.stats import dirichlet, gamma
 
+from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import log_permanent
@@ -83,8 +84,8 @@ def log_densities(model: Conjugate, values: Mapping[str, Any]) -> dict[str, floa
     shift = pose - model.pose_mean
     precise = np.linalg.solve(model.pose_covariance, shift[..., None])[..., 0]
     log_det = np.linalg.slogdet(2 * np.pi * model.pose_covariance)[1]
-    variance = parts.variance / values.get("precision", 1.0)
-    predicted = np.einsum("ndp,np->nd", parts.F, pose[parts.owner]) + parts.offset
+    variance = np.asarray(parts.variance_at(values.get("precision", 1.0)))
+    predicted = np.asarray(parts.predict(pose))
     residual = model.points[:, None] - predicted
     log_normal = -0.5 * (residual**2 / variance + np.log(2 * np.pi * variance))
     counted = model.seen[:, None] & parts.feature_mask
@@ -111,7 +112,10 @@ def check_numbers(sites: Mapping[str, Site]) -> None:
     sites than those of every program only NaN is known to be wrong.
     """
     for name, site in sites.items():
-        leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(site["fn"]))
+        found = site["fn"]
+        if isinstance(found, MatchedParts):  # its match and pose are other sites
+            found = (found.parts, found.precision, found.beta)
+        leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(found))
         floats = [x.ravel() for x in leaves if x.dtype.kind == "f"]
         numbers = np.concatenate(floats or [np.zeros(0)])
         if np.isnan(numbers).any():

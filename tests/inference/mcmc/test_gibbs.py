@@ -309,10 +309,10 @@ def test_swapped_objects_are_one_partition():
     owner = np.array([0, 0, 1, 1])
     match = np.array([[[0, 1, 2], [1, 0, 3], [2, 3, 0], [0, 2, 1], [0, 2, 1]]])
     present = np.ones(3, bool)
-    assert frequent_partition(match, owner, present).tolist() == [0, 0, 1]
+    assert frequent_partition(match, owner, present, 2).tolist() == [0, 0, 1]
     most = np.array([[[0, 1, 2], [2, 3, 0], [2, 3, 1], [0, 2, 1], [0, 2, 1]]])
-    assert frequent_partition(most, owner, present).tolist() == [1, 1, 0]
-    assert frequent_partition(most, owner, np.array([True, True, False])).tolist() == [1, 1, -1]
+    assert frequent_partition(most, owner, present, 2).tolist() == [1, 1, 0]
+    assert frequent_partition(most, owner, np.array([True, True, False]), 2).tolist() == [1, 1, -1]
 
 
 def test_the_standard_error_of_the_evidence_is_honest():

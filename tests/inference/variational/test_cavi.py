@@ -281,7 +281,7 @@ SPARSE = {
 @pytest.mark.parametrize("case", SPARSE)
 def test_the_sparsity_rule(case):
     match_probs, present, wanted = SPARSE[case]
-    found = pool._is_sparse(match_probs[None], np.array([present], bool), OWNER)
+    found = pool._is_sparse(match_probs[None], np.array([present], bool), OWNER, OWNER.max() + 1)
     assert found.tolist() == [wanted]
 
 

@@ -59,7 +59,7 @@ def test_a_step_is_that_of_plain_loops():
 
 def test_sparse_are_objects_that_surely_have_one_point():
     scenes = sample_scenes(8, seed=2).take(slice(4))
-    model = read_scenes(constellation, scenes).model
+    model = jax.tree.map(jnp.asarray, read_scenes(constellation, scenes).model)
     owner = np.asarray(model.parts.owner)[..., 0]
     assert not scenes.present[1].all()
     match_probs = np.zeros((11, 11, 4))
@@ -88,7 +88,7 @@ def test_runs_are_chosen_by_the_elbo_and_always_take_500_steps():
 
 def test_a_start_has_rows_that_sum_to_one_and_no_dummies():
     scenes = sample_scenes(8, seed=1).take(slice(4))
-    model = read_scenes(constellation, scenes).model
+    model = jax.tree.map(jnp.asarray, read_scenes(constellation, scenes).model)
     start = np.moveaxis(np.asarray(published.random_rows(jax.random.key(0), model)), -1, 0)
     np.testing.assert_allclose(start.sum(axis=2), scenes.present, atol=1e-12)
     assert start[scenes.present].std() > 0.02

@@ -1,0 +1,259 @@
+"""Clutter: points that belong to no object, by every method, against brute force."""
+
+import itertools
+import math
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.handlers import seed, trace
+from numpyro.infer.util import log_density
+
+from inference import cavi, exact
+from inference.result import grouping_of
+from models.constellation import (
+    cluttered_constellation,
+    constellation,
+    presence_constellation,
+)
+from models.distributions.match import point_count
+from models.errors import InputError
+from models.program.marginal import marginal
+from models.scenes import Scene, make_scene
+from models.templates import CLUTTER, shapes, stack, with_clutter
+from tests import oracle_edits as right
+
+K, N, C, P = 2, 7, 2, 4
+PRECISION = 1e3
+PARTS = stack(shapes("square", "triangle"), clutter=C, clutter_mean=[0.1, -0.2], clutter_scale=0.8)
+POSES = np.array([[0.5, -0.4, 0.3, 0.1], [-0.6, 0.5, 0.2, -0.25]])
+
+
+def scene_of(parts: list[int], stray: list[list[float]], noise: float = 0.02) -> Scene:
+    """Some parts at `POSES`, and stray points."""
+    rng = np.random.default_rng(0)
+    places = np.asarray(PARTS.predict(jnp.asarray(POSES)))[parts]
+    points = [*(places + noise * rng.normal(size=places.shape)), *stray]
+    truth = np.r_[np.asarray(PARTS.owner)[parts], np.full(len(stray), K)]
+    scene = make_scene(points, N + C)
+    return scene._replace(object=np.r_[truth, np.full(N + C - len(points), -1)])
+
+
+SCENES = {
+    "a whole square and a stray point": scene_of([0, 1, 2, 3], [[-0.9, 0.2]]),
+    "both objects and two stray points": scene_of(list(range(7)), [[0.9, 0.9], [-0.2, -0.8]]),
+    "clutter alone": scene_of([], [[0.4, 0.1], [-0.5, -0.6]]),
+    "a part of an object": scene_of([0, 1, 4, 5, 6], [[0.8, 0.8]]),
+}
+
+
+def assumed(scene: Scene, precision: Any = PRECISION, **changes: Any) -> right.Assumed:
+    """The background as one more object whose pose moves nothing."""
+    precision = np.asarray(precision, float)
+    of_parts = np.ones((*precision.shape, N, 2)) / precision[..., None, None]
+    own = np.broadcast_to(np.asarray(PARTS.variance)[N:], (*precision.shape, C, 2))
+    numbers = right.Assumed(
+        np.asarray(scene.points),
+        np.asarray(scene.present),
+        np.asarray(PARTS.F),
+        np.asarray(PARTS.owner),
+        np.zeros((K + 1, P)),
+        np.tile(np.eye(P), (K + 1, 1, 1)),
+        np.concatenate([of_parts, own], axis=-2),
+        np.zeros((N + C, N + C)),
+        offset=np.asarray(PARTS.offset),
+    )
+    return numbers._replace(**changes)
+
+
+def plain(match_prior: str = "doubly_stochastic", precision: float = PRECISION) -> Any:
+    return partial(
+        cluttered_constellation, match_prior=match_prior, precision=precision, parts=PARTS
+    )
+
+
+VISIBILITY, CLUTTER_PROB, PRESENCE = 0.8, 0.3, 0.6
+
+
+def with_presence(points: Any = None, present: Any = None, presence: Any = None) -> Any:
+    return presence_constellation(
+        points,
+        present,
+        presence,
+        presence_prob=PRESENCE,
+        visibility=VISIBILITY,
+        clutter_prob=CLUTTER_PROB,
+        precision=PRECISION,
+        parts=PARTS,
+    )
+
+
+def presence_oracle(scene: Scene) -> right.Oracle:
+    """Every part of a present object is seen and every slot is used, or not, by itself."""
+    present, owner = np.asarray(scene.present), np.asarray(PARTS.owner)
+    count = int(present.sum())
+
+    def given(presence: tuple[bool, ...]) -> right.Assumed:
+        prob = np.append(np.where(presence, VISIBILITY, 0.0), CLUTTER_PROB)[owner]
+        with np.errstate(divide="ignore"):
+            logits = np.where(present[:, None], np.log(prob), np.log1p(-prob))
+        of_count = np.array([1.0])
+        for p in prob:
+            of_count = np.convolve(of_count, [1 - p, p])
+        constant = np.log(of_count[count]) if of_count[count] > 0 else -np.inf
+        return assumed(scene, match_logits=logits, log_constant=constant)
+
+    sets = list(itertools.product((False, True), repeat=K))
+    log_prob = [sum(math.log(PRESENCE if x else 1 - PRESENCE) for x in s) for s in sets]
+    return right.Oracle(given, {"presence": list(zip(sets, log_prob, strict=True))})
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def test_slots_are_columns_without_a_pose():
+    assert PARTS.num_objects == K and PARTS.num_parts == N + C
+    assert PARTS.owner.tolist() == [0] * 4 + [1] * 3 + [2] * 2
+    assert np.asarray(PARTS.is_clutter).tolist() == [False] * N + [True] * C
+    assert np.all(PARTS.type[N:] == CLUTTER) and not np.any(PARTS.F[N:])
+    np.testing.assert_allclose(PARTS.offset[N:], [[0.1, -0.2]] * 2)
+    np.testing.assert_allclose(PARTS.variance[N:], 0.64)
+    np.testing.assert_allclose(PARTS.predict(jnp.asarray(POSES))[N:], [[0.1, -0.2]] * 2)
+    plain_parts = stack(shapes("square", "triangle"))
+    for field, other in zip(with_clutter(plain_parts, C, [0.1, -0.2], 0.8), PARTS, strict=True):
+        np.testing.assert_array_equal(field, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"clutter": -1}, "at least 1"), ({"clutter": 1, "clutter_scale": 0.0}, "positive scale")],
+)
+def test_impossible_clutter_is_refused(options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        stack(shapes("square"), **options)
+
+
+@pytest.mark.parametrize("precision", [1e-2, 1e2, 1e8])
+def test_neither_precision_nor_beta_touches_clutter(precision):
+    program = partial(constellation, parts=PARTS, precision=precision, beta=0.3)
+    sites = trace(seed(program, 0)).get_trace(**SCENES["clutter alone"].observed)
+    variance = np.asarray(sites["points"]["fn"].noise_variance)
+    np.testing.assert_allclose(variance[N:], 0.64)
+    np.testing.assert_allclose(variance[:N], 1 / (0.3 * precision))
+
+
+@pytest.mark.parametrize("presence", [[0, 0], [0, 1], [1, 1]])
+def test_the_number_of_points_counts_parts_and_slots(presence):
+    prob = np.append(np.array(presence) * VISIBILITY, CLUTTER_PROB)[PARTS.owner]
+    wanted = np.array([1.0])
+    for p in prob:
+        wanted = np.convolve(wanted, [1 - p, p])
+    counts = point_count(jnp.array(presence), VISIBILITY, PARTS.owner, CLUTTER_PROB)
+    np.testing.assert_allclose(np.exp(counts.log_prob(jnp.arange(N + C + 1))), wanted, atol=1e-12)
+
+
+def test_scenes_with_clutter_are_drawn():
+    drawn = trace(seed(with_presence, 3)).get_trace()
+    assert drawn["points"]["value"].shape == (N + C, 2)
+
+
+# --- closed forms against brute force -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_exact_inference_is_the_sum_over_every_match(name):
+    scene = SCENES[name]
+    wanted = float(right.log_evidence_given(assumed(scene)))
+    result = exact.run(plain(), scene)
+    assert result.log_evidence == pytest.approx(wanted, rel=1e-9)
+    assert result.pose_mean.shape == (K, P)
+    bound = cavi.run(plain(), scene)
+    assert bound.elbo <= wanted + 1e-9 and bound.pose_mean.shape == (K, P)
+
+
+@pytest.mark.parametrize("name", ["a whole square and a stray point", "clutter alone"])
+def test_a_mixture_may_have_clutter(name):
+    scene = SCENES[name]
+    wanted = float(right.log_evidence_given(assumed(scene), "mixture"))
+    assert exact.run(plain("mixture"), scene).log_evidence == pytest.approx(wanted, rel=1e-9)
+    assert cavi.run(plain("mixture"), scene).elbo <= wanted + 1e-9
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_presence_and_clutter_together(name):
+    scene = SCENES[name]
+    wanted = presence_oracle(scene).log_evidence()
+    result = exact.run(with_presence, scene)
+    assert result.log_evidence == pytest.approx(wanted, rel=1e-9)
+    bound = cavi.run(with_presence, scene)
+    assert bound.elbo <= wanted + 1e-9
+    if name != "a part of an object":  # two points of a square do not tell which of three they are
+        assert result.object.tolist() == bound.object.tolist() == scene.object.tolist()
+
+
+@pytest.mark.parametrize("name", ["a whole square and a stray point", "clutter alone"])
+def test_an_unknown_precision_learns_nothing_from_clutter(name):
+    scene = SCENES[name]
+    concentration, rate = 2.0, 2e-3
+
+    def program(points: Any, present: Any) -> Any:
+        precision = numpyro.sample("precision", dist.Gamma(concentration, rate))
+        return cluttered_constellation(points, present, precision=precision, parts=PARTS)
+
+    scalar = right.Scalar(partial(right.gamma, concentration, rate))
+    grid = right.Oracle(lambda precision: assumed(scene, precision), {}, {"precision": scalar})
+    wanted = grid.log_evidence()
+    assert exact.run(program, scene).log_evidence == pytest.approx(wanted, rel=1e-6)
+    bound = cavi.run(program, scene)
+    assert bound.elbo <= wanted + 1e-6
+    assert bound.elbo >= wanted - 15  # of the turns of a square, and van der Waerden's inequality
+
+
+def test_exact_draws_have_the_exact_marginals():
+    scene = SCENES["a part of an object"]
+    found = exact.run(plain(), scene)
+    drawn = exact.sample(plain(), scene, 0, 4000)
+    assert drawn.pose.shape == (4000, K, P)
+    rows = np.flatnonzero(scene.present)
+    frequency = np.stack([np.bincount(drawn.match[:, m], minlength=N + C) for m in rows]) / 4000
+    error = np.sqrt(found.match_probs[rows] * (1 - found.match_probs[rows]) / 4000)
+    assert np.all(np.abs(frequency - found.match_probs[rows]) < 5 * error + 1e-3)
+
+
+def test_the_most_probable_partition_tells_clutter_from_objects():
+    """Every partition of two points, by listing matches: clutter is not one more object."""
+    scene = SCENES["clutter alone"]
+    owner = np.asarray(PARTS.owner)
+    weight: dict[bytes, float] = {}
+    evidence = float(right.log_evidence_given(assumed(scene)))
+    for first, second in itertools.permutations(range(N + C), 2):
+        logits = np.full((N + C, N + C), -np.inf)
+        logits[0, first] = logits[1, second] = 0.0
+        logits[2:] = 0.0
+        # log_evidence_given normalises by this match alone; undo it by the number of all matches.
+        term = float(right.log_evidence_given(assumed(scene, match_logits=logits)))
+        labels = np.full(N + C, -1)
+        labels[:2] = owner[[first, second]]
+        name = grouping_of(labels, K).tobytes()
+        share = math.exp(term - math.log(math.perm(N + C, 2)) - evidence)
+        weight[name] = weight.get(name, 0.0) + share
+    assert sum(weight.values()) == pytest.approx(1.0)
+    for labels, probability in exact.run(plain(), scene).details["partitions"]:
+        assert probability == pytest.approx(weight[grouping_of(labels, K).tobytes()], rel=1e-8)
+
+
+# --- other methods --------------------------------------------------------------------------------
+
+
+def test_the_sum_over_matches_has_clutter():
+    scene = SCENES["a whole square and a stray point"]
+    background = np.zeros((1, P))
+    pose = np.concatenate([POSES, background])
+    wanted = right.log_density_given(assumed(scene), pose)
+    wanted -= float(right.multivariate_normal(background[0], np.zeros(P), np.eye(P)))
+    found, _ = log_density(marginal(plain()), (), scene.observed, {"pose": jnp.asarray(POSES)})
+    assert float(found) == pytest.approx(wanted, rel=1e-9)
