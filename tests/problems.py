@@ -143,7 +143,7 @@ class Stacked(NamedTuple):
 
     def conjugate(self) -> Conjugate:
         """Read all of them, scene axis last."""
-        return read_scenes(self.program, self.scenes).model
+        return jax.tree.map(jnp.asarray, read_scenes(self.program, self.scenes).model)
 
 
 def stack_problems(problems: Sequence[Problem], family: str = "permutation") -> Stacked:

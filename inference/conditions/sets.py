@@ -56,7 +56,7 @@ def possible_values(program: Program, scene: Scene) -> Table:
     table = list_conditions(left_open).values
     keys = jax.random.split(jax.random.key(0), _PROBES)
     possible = np.asarray(_are_possible(program)(table, scene.observed, keys))
-    refuse_impossible(scene.batch(), possible.any()[None])
+    refuse_impossible(scene.batch(), np.array([possible.any()]))
     return {name: x[possible] for name, x in table.items()}
 
 

@@ -230,7 +230,7 @@ def test_no_step_at_fixed_beta_lowers_the_elbo(case):
         this = functools.partial(program, **options)
         scenes = random_scenes(SCENES, seed=seed, typed=options["typed"])
         beta = 10.0 ** np.random.default_rng(seed).uniform(-2, 0, SCENES)
-        model = read_scenes(this, scenes).model
+        model = jax.tree.map(jnp.asarray, read_scenes(this, scenes).model)
         states = follow(model, projection_name, beta, seed)
         assert_climbs(states, projection_name, model)
 
@@ -373,7 +373,7 @@ def test_the_precision_factor_is_the_one_derived_by_hand():
 def test_the_part_probabilities_count_the_points_of_each_part():
     this = functools.partial(program, dirichlet=0.7, precision=10.0)
     scenes = random_scenes(4)
-    model = read_scenes(this, scenes).model
+    model = jax.tree.map(jnp.asarray, read_scenes(this, scenes).model)
     rng = np.random.default_rng(0)
     match_probs = random_match(rng, N, 4)
     found = meanfield.update_part_probs(model, jnp.asarray(match_probs))
