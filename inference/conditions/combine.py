@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.linalg import block_diag
 from scipy.special import logsumexp
 
 from inference.result import Result, grouping_of
@@ -17,6 +18,9 @@ from models.scenes import Scene
 
 NUM_PARTITIONS = 4
 """Most probable partitions that are reported."""
+
+NUM_SETS = 4
+"""Most probable values of a discrete condition that are reported."""
 
 
 def mix(
@@ -102,3 +106,35 @@ def _merged(
             known[name] = (first, so_far + float(weight[run]) * probability)
     ranked = sorted(known.values(), key=lambda pair: -pair[1])
     return ranked[:NUM_PARTITIONS]
+
+
+def evened(result: Result, even: Float[np.ndarray, "K K"]) -> Result:
+    """The same result averaged over objects that are alike."""
+    mean = even @ result.pose_mean
+    outer = result.pose_mean[..., :, None] * result.pose_mean[..., None, :]
+    second = np.einsum("jk,skpq->sjpq", even, result.pose_covariance + outer)
+    return replace(
+        result,
+        match_probs=result.match_probs @ _of_parts(even, result.owner),
+        pose_mean=mean,
+        pose_covariance=second - mean[..., :, None] * mean[..., None, :],
+    )
+
+
+def _of_parts(
+    even: Float[np.ndarray, "K K"], owner: Int[np.ndarray, " N"]
+) -> Float[np.ndarray, "N N"]:
+    """The same average over parts: those in the same place of objects that are alike."""
+    place = np.array([np.sum(owner[:n] == owner[n]) for n in range(len(owner))])
+    even = block_diag(even, 1.0)  # the background is like nothing else
+    return even[np.ix_(owner, owner)] * (place[:, None] == place)
+
+
+def ranked(
+    values: np.ndarray, weight: Float[np.ndarray, " runs"]
+) -> list[tuple[np.ndarray, float]]:
+    """The values of largest weight in all, with it."""
+    distinct, place = np.unique(values, axis=0, return_inverse=True)
+    total = np.bincount(place.ravel(), weights=weight, minlength=len(distinct))
+    order = np.argsort(-total, kind="stable")[:NUM_SETS]
+    return [(distinct[i], float(total[i])) for i in order]

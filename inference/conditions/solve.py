@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 from numpyro.distributions import Distribution, biject_to
-from scipy.linalg import block_diag
 
-from inference.conditions.combine import average, mix
+from inference.conditions.alike import alike_objects, classes
+from inference.conditions.combine import average, evened, mix, ranked
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.quadrature import Lattice
 from inference.result import Result, join_results
 from models.errors import ConjugacyError, InputError
-from models.program.batches import Open, Reading
-from models.program.reading import FACTORS, Conjugate, Program, described
+from models.program.batches import Open
+from models.program.reading import FACTORS, Program, described
 from models.scenes import Scene
 
 MAX_VALUES = 4096
@@ -34,9 +34,6 @@ MAX_VALUES = 4096
 
 MAX_INTEGRATED = 2
 """Continuous conditions that are integrated over at most."""
-
-NUM_SETS = 4
-"""Most probable values of a discrete condition that are reported."""
 
 _RUNS = 1 << 15  # problems that are solved together
 _PRIOR_DRAWS = 255
@@ -263,8 +260,8 @@ def _solve_at(
     scene, node = np.repeat(scene, count), np.repeat(node, count, axis=0)
     given, log_jacobian = conditions.given(value, node)
     problem = read(scenes.take(scene), given)
-    template = _alike(problem.reading, conditions, count)
-    chosen, ways = _classes(conditions, template)
+    template = alike_objects(problem.reading, conditions.values, count)
+    chosen, ways = classes(conditions.values, template)
     possible = np.isfinite(problem.log_constant) & np.isin(value, chosen)
     explained = np.isin(np.arange(len(scenes.points)), scene[possible])
     refuse_impossible(scenes, explained | ~np.isin(np.arange(len(scenes.points)), scene))
@@ -274,103 +271,6 @@ def _solve_at(
     runs = Runs(result, scene[which], value[which], node[which], log_weight)
     same = (template[:, None] == template).astype(float)
     return runs, same / same.sum(axis=0)
-
-
-def _alike(reading: Reading, conditions: Conditions, count: int) -> Int[np.ndarray, " K"]:
-    """For each object the first one whose swap with it changes nothing but names.
-
-    Where it does, values that are swapped along with the objects have the same pieces, swapped.
-    """
-    template = np.array(reading.skeleton.alike)
-    num_objects = len(template)
-    if not conditions.values:
-        return np.arange(num_objects)
-    # Objects whose pieces depend on the conditions are told apart by `skeleton`: compare again.
-    owner = np.array(reading.skeleton.owner)
-    parts = reading.skeleton.parts
-    varying = jax.tree.map(np.asarray, reading.model)
-    result = np.arange(num_objects)
-    for k in range(num_objects):
-        for first in range(k):
-            if result[first] != first or len(parts[first]) != len(parts[k]):
-                continue
-            order = np.arange(num_objects)
-            order[[first, k]] = k, first
-            columns = np.arange(len(owner))
-            columns[parts[first]], columns[parts[k]] = parts[k], parts[first]
-            if _swap_is_a_symmetry(varying, reading.varies, conditions, count, order, columns):
-                result[k] = first
-                break
-    return result
-
-
-def _swap_is_a_symmetry(
-    model: Conjugate,
-    varies: Conjugate,
-    conditions: Conditions,
-    count: int,
-    order: Int[np.ndarray, " K"],
-    columns: Int[np.ndarray, " N"],
-) -> bool:
-    swapped = _swapped_values(conditions, order)
-    if swapped is None:
-        return False
-    of_runs = (np.arange(model.points.shape[-1]) // count) * count
-    runs = of_runs + np.tile(swapped, len(of_runs) // count)
-
-    def unchanged(x: np.ndarray, flag: bool, axis: int, places: np.ndarray) -> bool:
-        moved = np.take(x, places, axis=axis)
-        return np.allclose(moved[..., runs] if flag else moved, x, rtol=1e-12, atol=0.0)
-
-    pairs = [(model.pose_mean, varies.pose_mean), (model.pose_covariance, varies.pose_covariance)]
-    fields = [
-        (x, flag)
-        for name, x, flag in zip(model.parts._fields, model.parts, varies.parts, strict=True)
-        if name != "owner"
-    ]
-    constant = model.log_constant[runs] if varies.log_constant else model.log_constant
-    with np.errstate(invalid="ignore"):
-        return (
-            all(unchanged(x, flag, 0, order) for x, flag in pairs)
-            and all(unchanged(x, flag, 0, columns) for x, flag in fields)
-            and unchanged(model.match_logits, varies.match_logits, 1, columns)
-            and np.allclose(constant, model.log_constant, rtol=1e-12)
-        )
-
-
-def _swapped_values(
-    conditions: Conditions, order: Int[np.ndarray, " K"]
-) -> Int[np.ndarray, " values"] | None:
-    """For each joint value the number of the one with two objects swapped."""
-    flat, moved = [], []
-    for x in conditions.values.values():
-        of_objects = x.ndim > 1 and x.shape[1] == len(order)
-        flat.append(x.reshape(len(x), -1))
-        moved.append((x[:, order] if of_objects else x).reshape(len(x), -1))
-    number = {row.tobytes(): i for i, row in enumerate(np.concatenate(flat, axis=1))}
-    places = [number.get(row.tobytes()) for row in np.concatenate(moved, axis=1)]
-    return None if None in places else np.array(places)
-
-
-def _classes(
-    conditions: Conditions, template: Int[np.ndarray, " K"]
-) -> tuple[Int[np.ndarray, " classes"], Int[np.ndarray, " values"]]:
-    """The first value of each class of those that are swaps of each other, and how many each is."""
-    count, size = conditions.num_values, len(template)
-    of_objects = [x for x in conditions.values.values() if x.ndim > 1 and x.shape[1] == size]
-    of_scene = [x for x in conditions.values.values() if not (x.ndim > 1 and x.shape[1] == size)]
-    known: dict[Any, list[int]] = {}
-    for i in range(count):
-        state = [tuple(np.ravel(x[i, k]).tolist() for x in of_objects) for k in range(size)]
-        by_object = sorted(
-            (int(kind), *map(tuple, own)) for kind, own in zip(template, state, strict=True)
-        )
-        shared = tuple(tuple(np.ravel(x[i]).tolist()) for x in of_scene)
-        known.setdefault((tuple(by_object), shared), []).append(i)
-    chosen = np.array([places[0] for places in known.values()])
-    ways = np.ones(count, int)
-    ways[chosen] = [len(places) for places in known.values()]
-    return chosen, ways
 
 
 # --- continuous conditions ----------------------------------------------------------------------
@@ -473,35 +373,3 @@ def mixed(
 def _best_run(scene: Int[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"], s: int) -> int:
     own = np.flatnonzero(scene == s)
     return int(own[weight[own].argmax()])
-
-
-def evened(result: Result, even: Float[np.ndarray, "K K"]) -> Result:
-    """The same result averaged over objects that are alike."""
-    mean = even @ result.pose_mean
-    outer = result.pose_mean[..., :, None] * result.pose_mean[..., None, :]
-    second = np.einsum("jk,skpq->sjpq", even, result.pose_covariance + outer)
-    return replace(
-        result,
-        match_probs=result.match_probs @ _of_parts(even, result.owner),
-        pose_mean=mean,
-        pose_covariance=second - mean[..., :, None] * mean[..., None, :],
-    )
-
-
-def _of_parts(
-    even: Float[np.ndarray, "K K"], owner: Int[np.ndarray, " N"]
-) -> Float[np.ndarray, "N N"]:
-    """The same average over parts: those in the same place of objects that are alike."""
-    place = np.array([np.sum(owner[:n] == owner[n]) for n in range(len(owner))])
-    even = block_diag(even, 1.0)  # the background is like nothing else
-    return even[np.ix_(owner, owner)] * (place[:, None] == place)
-
-
-def ranked(
-    values: np.ndarray, weight: Float[np.ndarray, " runs"]
-) -> list[tuple[np.ndarray, float]]:
-    """The values of largest weight in all, with it."""
-    distinct, place = np.unique(values, axis=0, return_inverse=True)
-    total = np.bincount(place.ravel(), weights=weight, minlength=len(distinct))
-    order = np.argsort(-total, kind="stable")[:NUM_SETS]
-    return [(distinct[i], float(total[i])) for i in order]

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.handlers import seed, trace
 
+from inference.conditions.combine import ranked
 from inference.conditions.sets import discrete_sites, possible_values
-from inference.conditions.solve import ranked
 from inference.posterior import symmetry
 from inference.posterior.densities import computed, flat, log_joint_by_value
 from inference.posterior.relabel import frame_at_match, relabel
