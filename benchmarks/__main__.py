@@ -8,6 +8,7 @@ from rich.table import Table
 from benchmarks import (
     calibration,
     cavi,
+    clutter,
     endurance,
     errors,
     exact,
@@ -24,6 +25,7 @@ from benchmarks import (
 
 BENCHMARKS = {
     "cavi": cavi.rows,
+    "clutter": clutter.rows,
     "endurance": endurance.rows,
     "exact": exact.rows,
     "faces": faces.rows,

@@ -23,7 +23,7 @@ from models.errors import InputError
 from models.program.reading import Program
 from models.program.witness import LARGEST
 from models.scenes import Scene, check_scene
-from models.templates import SHAPES, Parts, shapes, stack
+from models.templates import SHAPES, Parts, shapes, stack, with_clutter
 
 MatchPrior = Literal["doubly_stochastic", "permutation", "mixture"]
 Progress = Callable[[int, int], None]
@@ -150,6 +150,7 @@ def program_of(
     precision: float | None = None,
     prior: str = "uniform",
     preset: str = "default",
+    clutter: int = 0,
 ) -> Program:
     """The constellations program as a method runs it.
 
@@ -159,6 +160,7 @@ def program_of(
         precision: of the noise; by default the program's own.
         prior: a name in `PRIORS`.
         preset: a name in `PRESETS`.
+        clutter: the most points of a scene that may belong to no object.
     """
     for value, what, known in (
         (method, "method", METHODS),
@@ -173,7 +175,13 @@ def program_of(
             f"preset 'default', got {method!r} with {preset!r}; choose one of those, or the prior "
             "'uniform'"
         )
-    return _program(method, None if objects is None else tuple(objects), precision, prior, preset)
+    if preset != "default" and clutter:
+        raise InputError(
+            f"clutter is for the preset 'default', got {preset!r}, whose methods know of none; "
+            "leave one of the two out"
+        )
+    names = None if objects is None else tuple(objects)
+    return _program(method, names, precision, prior, preset, clutter)
 
 
 def methods_for(prior: str) -> tuple[str, ...]:
@@ -182,8 +190,10 @@ def methods_for(prior: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def templates(objects: tuple[str, ...] | None = None) -> Parts:
-    """Templates of the named shapes, or the program's own."""
+def templates(objects: tuple[str, ...] | None = None, clutter: int = 0) -> Parts:
+    """Templates of the named shapes, or the program's own, and slots for clutter."""
+    if clutter < 0:
+        raise InputError(f"the number of clutter points must be 0 or more, got {clutter}; try 3")
     num_parts = 0 if objects is None else sum(len(SHAPES[name]) for name in objects)
     if num_parts > MAX_PARTS:
         raise InputError(
@@ -191,7 +201,8 @@ def templates(objects: tuple[str, ...] | None = None) -> Parts:
             f"taken: a match of them is {8 * num_parts**2 / 2**30:,.1f} GiB for each run of each "
             "scene; cut the scene into smaller ones"
         )
-    return PARTS if objects is None else stack(shapes(*objects))
+    parts = PARTS if objects is None else stack(shapes(*objects))
+    return with_clutter(parts, clutter) if clutter else parts
 
 
 def infer(
@@ -203,6 +214,7 @@ def infer(
     precision: float | None = None,
     prior: str = "uniform",
     preset: str = "default",
+    clutter: int = 0,
     progress: Progress | None = None,
     **options: Any,
 ) -> Result:
@@ -212,8 +224,8 @@ def infer(
     `restarts`, and go before what the preset says.
     """
     given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
-    program = check_options(method, seed, preset=preset, **given, **options)
-    parts = templates(None if objects is None else tuple(objects))
+    program = check_options(method, seed, preset=preset, clutter=clutter, **given, **options)
+    parts = templates(None if objects is None else tuple(objects), clutter)
     scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
     settings = PRESETS[preset].get(method, Preset({})).options | options
     return _method(method, preset).run(program, scene, seed, progress, **settings)
@@ -231,6 +243,7 @@ def check_options(
     precision: float | None = None,
     prior: str = "uniform",
     preset: str = "default",
+    clutter: int = 0,
     **options: Any,
 ) -> Program:
     """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
@@ -243,7 +256,7 @@ def check_options(
             f"the precision must be at most {LARGEST:g}, got {precision}; it is one over the "
             "variance of a point, 1e4 by default"
         )
-    program = program_of(method, objects, precision, prior, preset)
+    program = program_of(method, objects, precision, prior, preset, clutter)
     if unknown := set(options) - _method(method, preset).options:
         preset = "" if preset == "default" else f" under the preset {preset!r}"
         raise InputError(
@@ -272,9 +285,10 @@ def _program(
     precision: float | None,
     prior: str,
     preset: str,
+    clutter: int,
 ) -> Program:
     own = PRESETS[preset].get(method, Preset({})).program
-    given: dict[str, Any] = {"parts": templates(objects)}
+    given: dict[str, Any] = {"parts": templates(objects, clutter)}
     if own is None and prior == "uniform":
         given["match_prior"] = METHODS[method].match_prior
     if precision is not None:

@@ -30,6 +30,7 @@ from inference.proposals.hypotheses import (
     fit,
     hypotheses,
     lack_cost,
+    stray_cost,
     tuples_of_points,
 )
 from inference.proposals.starts import Structure
@@ -93,9 +94,11 @@ def run(
 ) -> Result:
     """Explain one scene, or each of a batch, by objects that some of its points suggest.
 
-    A point that no object explains is spread evenly over the parts that are left, and `details`
-    says so: `explained` for each row, and `cost`, the misfit of each object found (NaN for others).
-    `converged` is true where every point is explained.
+    Points that no object explains are clutter, if the program has slots for all of them. Else they
+    are spread evenly over the parts that are left, and `details` says so: `explained` for each row,
+    and `cost`, the misfit of each object found (NaN for others). `converged` is true where every
+    point is explained. With clutter a tolerance of a few standard deviations of the noise is
+    better than the default, at which three points are soon a triangle.
 
     Args:
         program: a NumPyro program as for coordinate ascent; its match prior only says which pairs
@@ -107,7 +110,8 @@ def run(
         cost: squared distances of all parts together, or the mean over those not in the basis.
         cover: "exact" wants whole objects that cover all points, and takes the cheapest cover with
             the fewest lacks where there is none; "partial" sets a lacking part or point against the
-            misfit, as much as one at the tolerance; "sequential" takes one object after another.
+            misfit, as much as one at the tolerance; "sequential" takes one object after another. A
+            point that may be clutter always counts as one at the tolerance.
         features: how many of the first features are coordinates that distances are measured in; all
             by default. For oriented parts with an appearance, 4.
         fewest_points: that an object has; by default more than fix its pose and, with "sequential",
@@ -129,7 +133,10 @@ def run(
             "ransac wants points that are seen whole or not at all, but some features of a point "
             "are missing; use the method ds"
         )
-    settings = Settings(bases, float(tolerance), refit, cost, cover, features, fewest_points)
+    has_clutter = reading.skeleton.has_clutter
+    settings = Settings(
+        bases, float(tolerance), refit, cost, cover, features, fewest_points, has_clutter
+    )
     reading = _at_prior_mean(reading)
     solve, owner = _solver(reading.skeleton, settings, devices)
     base_key = jax.random.key(key) if isinstance(key, int) else key
@@ -212,7 +219,8 @@ def explain(key: Array, model: Conjugate, plan: Plan, settings: Settings) -> Fou
         sizes = structure.valid.sum(axis=1)
         fewest = settings.fewest_points or structure.basis_size + 1
         rows = len(model.points)
-        promise = promises(sizes, fewest, lack_cost(settings, rows), rows)
+        lack = lack_cost(settings, rows)
+        promise = promises(sizes, fewest, lack, rows, stray_cost(settings, lack))
         choice = best_cover(candidates, plan.kind, model.seen.any(axis=1), promise)
     chosen = jax.tree.map(lambda x: x[plan.kind, ..., jnp.maximum(choice, 0)], found)  # (K, most)
     used = (choice >= 0)[:, None]
@@ -242,8 +250,15 @@ def _result(found: Found, scenes: Scene, owner: Int[np.ndarray, " N"]) -> Result
     scene, part = np.nonzero(found.match >= 0)
     match_probs[scene, found.match[scene, part], part] = 1.0
     free_rows, free_parts = (match_probs.sum(axis=axis) == 0 for axis in (2, 1))
-    left = np.maximum(free_rows.sum(axis=1), 1)[:, None, None]
-    match_probs += free_rows[:, :, None] * free_parts[:, None] / left
+    is_slot = owner == found.pose_mean.shape[1]
+    stray = scenes.present & free_rows
+    enough = stray.sum(axis=1, keepdims=True) <= is_slot.sum()  # slots for all that are left
+    clutter = stray & enough
+    match_probs += clutter[:, :, None] * is_slot / max(is_slot.sum(), 1)
+    left = free_parts - match_probs.sum(axis=1) * free_parts
+    free_rows = free_rows & ~clutter
+    count = np.maximum(free_rows.sum(axis=1), 1)[:, None, None]
+    match_probs += free_rows[:, :, None] * left[:, None] / count
     explained = scenes.present & ~free_rows
     return Result(
         method="ransac",

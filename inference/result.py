@@ -143,13 +143,16 @@ def partition(
 
 
 def grouping_of(
-    labels: Int[np.ndarray, "*batch N"], num_objects: int
+    labels: Int[np.ndarray, "*batch N"], num_objects: int | None
 ) -> Bool[np.ndarray, "*batch N N"]:
     """Which rows belong together, whatever their objects are called, and which are clutter.
 
     The diagonal is true for clutter: the background is no object, so points of no object are never
     the same as points of one. Labellings are the same partition if these matrices are equal.
+
+    Args:
+        num_objects: K, the label of clutter; None where there is none.
     """
     together = labels[..., :, None] == labels[..., None, :]
-    is_clutter = labels == num_objects
+    is_clutter = np.equal(labels, -2 if num_objects is None else num_objects)
     return np.where(np.eye(labels.shape[-1], dtype=bool), is_clutter[..., None], together)

@@ -27,6 +27,7 @@ def sample_scenes(
     centred: bool | None = None,
     presence: float = 0.5,
     keep_empty: bool = False,
+    clutter: int = 0,
 ) -> Scene:
     """Draw scenes; the first draws are the same however many are asked for.
 
@@ -37,7 +38,10 @@ def sample_scenes(
         centred: whether the shapes are centred before they are turned. By default as in the
             published test sets: where sigma > 0. Not centred, the turn moves them too.
         presence: probability of each object to be there.
-        keep_empty: keep draws without any object (all rows missing).
+        keep_empty: keep draws without any point (all rows missing).
+        clutter: rows for points that belong to no object, after those of the objects: each is there
+            with probability 1/2, uniform between -1 and 1, and labelled by the number of objects.
+            The objects are the same as without it.
     """
     if num_draws < 1:
         raise InputError(f"wanted at least one draw, got {num_draws}; ask for 1 or more")
@@ -51,6 +55,8 @@ def sample_scenes(
         raise InputError("wanted at least one object, got none; try square,triangle,square")
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
+    if clutter < 0:
+        raise InputError(f"the number of clutter points must be 0 or more, got {clutter}; try 3")
     centred = sigma > 0 if centred is None else centred
     owner = np.repeat(np.arange(len(objects)), [len(SHAPES[name]) for name in objects])
     num_chunks = -(-num_draws // CHUNK)
@@ -61,6 +67,13 @@ def sample_scenes(
     points = np.concatenate([points for points, _ in chunks])[:num_draws]
     object_present = np.concatenate([present for _, present in chunks])[:num_draws]
     present = object_present[:, owner]
+    if clutter:
+        stray = [_clutter(np.random.default_rng([seed, c, 1]), clutter) for c in range(num_chunks)]
+        points = np.concatenate([points, np.concatenate([x for x, _ in stray])[:num_draws]], axis=1)
+        present = np.concatenate(
+            [present, np.concatenate([x for _, x in stray])[:num_draws]], axis=1
+        )
+        owner = np.append(owner, np.full(clutter, len(objects)))
     scene = Scene(
         points=np.where(present[..., None], points, 0.0),
         present=present,
@@ -77,6 +90,13 @@ def _chunk(
     points = np.concatenate(posed, axis=1)
     low, high = points.min(), points.max()
     return 2 * (points - low) / (high - low) - 1, rng.random((CHUNK, len(objects))) < presence
+
+
+def _clutter(
+    rng: np.random.Generator, count: int
+) -> tuple[Float[np.ndarray, "draws C 2"], Bool[np.ndarray, "draws C"]]:
+    """Points of a chunk that belong to no object, and which of them are there."""
+    return rng.uniform(-1.0, 1.0, (CHUNK, count, 2)), rng.random((CHUNK, count)) < 0.5
 
 
 def _posed(

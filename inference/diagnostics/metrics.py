@@ -5,7 +5,8 @@ Rand index; `vi`, the variation of information in nats; `scene_accuracy`, 1 wher
 right. Two protocols say what is compared, and their numbers are never mixed:
 
 - `partition`: the points by their objects, and the missing points as one more group. The paper's
-  tables with the ground-truth mask, and the protocol to judge by.
+  tables with the ground-truth mask, and the protocol to judge by. Clutter, points that belong to
+  no object, is a group too, labelled K; a scene is right only if its clutter is the truth's.
 - `slots`: the paper's main table. Every scene of these sets has its own row for each part of each
   template, so a row is a slot too; a slot counts as found where its part has points, whichever they
   are. So a lone square that is put into the other square's slots counts as wrong although the scene
@@ -21,7 +22,7 @@ from scipy.stats import bootstrap, ttest_rel
 from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from inference.result import Result
+from inference.result import Result, grouping_of
 from models.errors import InputError
 
 METRICS = ("sa", "ari", "vi", "scene_accuracy")
@@ -63,23 +64,29 @@ def score(result: Result) -> dict[str, Scores]:
         )
     present = np.atleast_2d(result.scene.present)
     truth = np.where(present, np.atleast_2d(result.scene.object), -1)
+    num_objects = result.pose_mean.shape[-2]
     return {
-        "partition": partition_metrics(truth, np.atleast_2d(result.object)),
-        "slots": partition_metrics(truth, slot_labels(result)),
+        "partition": partition_metrics(truth, np.atleast_2d(result.object), num_objects),
+        "slots": partition_metrics(truth, slot_labels(result), num_objects),
     }
 
 
 def partition_metrics(
-    truth: Int[np.ndarray, "scenes N"], predicted: Int[np.ndarray, "scenes N"]
+    truth: Int[np.ndarray, "scenes N"],
+    predicted: Int[np.ndarray, "scenes N"],
+    num_objects: int | None = None,
 ) -> Scores:
     """The paper's four metrics for each scene, over the points and the missing ones together.
 
     Labels are compared as partitions, so swapping two identical objects changes nothing. Missing
     rows are labelled -1 in both.
+
+    Args:
+        num_objects: K, where scenes may have clutter, which is labelled so.
     """
     # Most scenes are alike in truth and prediction, and few different ones are left to score.
     both, place = np.unique(np.stack([truth, predicted], axis=1), axis=0, return_inverse=True)
-    rows = np.array([_one_scene(t, p) for t, p in both]).reshape(-1, len(METRICS))
+    rows = np.array([_one_scene(t, p, num_objects) for t, p in both]).reshape(-1, len(METRICS))
     return dict(zip(METRICS, rows[place.reshape(-1)].T, strict=True))
 
 
@@ -152,12 +159,17 @@ def paired_test(
 
 
 def same_partition(
-    first: Int[np.ndarray, "scenes N"], second: Int[np.ndarray, "scenes N"]
+    first: Int[np.ndarray, "scenes N"],
+    second: Int[np.ndarray, "scenes N"],
+    num_objects: int | None = None,
 ) -> Bool[np.ndarray, " scenes"]:
-    """Whether two labellings group the rows alike, whatever the labels are called."""
-    together_first = first[..., :, None] == first[..., None, :]
-    together_second = second[..., :, None] == second[..., None, :]
-    return (together_first == together_second).all(axis=(-2, -1))
+    """Whether two labellings group the rows alike, whatever the labels are called.
+
+    Args:
+        num_objects: K, where scenes may have clutter, which is labelled so and is no object.
+    """
+    groupings = (grouping_of(labels, num_objects) for labels in (first, second))
+    return np.equal(*groupings).all(axis=(-2, -1))
 
 
 def _certain(
@@ -171,7 +183,7 @@ def _certain(
 
 
 def _one_scene(
-    truth: Int[np.ndarray, " N"], predicted: Int[np.ndarray, " N"]
+    truth: Int[np.ndarray, " N"], predicted: Int[np.ndarray, " N"], num_objects: int | None
 ) -> tuple[float, float, float, float]:
     table = contingency_matrix(truth, predicted)
     size = table.sum()
@@ -184,5 +196,5 @@ def _one_scene(
         matched / size,  # the paper's sum over scenes lacks 1/I: here it is a value per scene
         adjusted_rand_score(truth, predicted),
         2 * joint_entropy - row_entropy - column_entropy,
-        float(same_partition(truth, predicted)),
+        float(same_partition(truth, predicted, num_objects)),
     )

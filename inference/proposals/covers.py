@@ -74,18 +74,26 @@ def best_cover(
 
 
 def promises(
-    sizes: Int[np.ndarray, " K"], fewest: int, lack: float, num_points: int
+    sizes: Int[np.ndarray, " K"],
+    fewest: int,
+    lack: float,
+    num_points: int,
+    stray: float | None = None,
 ) -> Float[np.ndarray, "K free"]:
     """For `best_cover`: what the objects after each one add at least, by the number of free points.
 
     An object of n parts that explains e points adds lack (n - e) for its missing parts and saves
-    lack e, and it explains `fewest` points at least, or all of its parts if they are fewer.
+    stray e, and it explains `fewest` points at least, or all of its parts if they are fewer.
+
+    Args:
+        stray: what an unexplained point costs; by default a lack.
     """
+    stray = lack if stray is None else stray
     least = np.zeros((len(sizes), num_points + 1))
     for k in range(len(sizes) - 1, 0, -1):
         for free in range(num_points + 1):
             explained = range(min(fewest, sizes[k]), min(sizes[k], free) + 1)
-            adds = (lack * (sizes[k] - 2 * e) + least[k, free - e] for e in explained)
+            adds = (lack * (sizes[k] - e) - stray * e + least[k, free - e] for e in explained)
             least[k - 1, free] = min(least[k, free], *adds, 0.0)
     return least
 

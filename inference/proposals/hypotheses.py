@@ -39,6 +39,7 @@ class Settings(NamedTuple):
     cover: Literal["exact", "partial", "sequential"]
     features: int | None
     fewest_points: int | None
+    has_clutter: bool = False
 
 
 class Hypotheses(NamedTuple):
@@ -180,7 +181,8 @@ def hypotheses(
     else:
         cost = scaled.sum(axis=0)
     missing = (template.valid[:, None] & ~met).sum(axis=0)
-    value = cost + lack_cost(settings, len(points)) * (missing - met.sum(axis=0))
+    lack = lack_cost(settings, len(points))
+    value = cost + lack * missing - stray_cost(settings, lack) * met.sum(axis=0)
     return Hypotheses(match, fitted, jnp.where(possible, value, jnp.inf))
 
 
@@ -190,6 +192,11 @@ def lack_cost(settings: Settings, num_points: int) -> float:
     As much as that or, where covers should be exact, more than all misfit together.
     """
     return 1.0 if settings.cover == "partial" else 1.0 + 2.0 * num_points
+
+
+def stray_cost(settings: Settings, lack: float) -> float:
+    """What an unexplained point costs: a lack or, where it may be clutter, one at the tolerance."""
+    return 1.0 if settings.has_clutter else lack
 
 
 def distances(
