@@ -129,7 +129,7 @@ class GibbsKernel(MCMCKernel):
         model_kwargs: dict[str, Any],
     ) -> GibbsState:
         """Chains that begin at `init_params`, values of sites, or at draws of the prior."""
-        scene = Scene(*model_args, **model_kwargs)
+        scene = _scene(model_args, model_kwargs)
         table = jax.tree.map(jnp.asarray, possible_values(self.program, scene))
         if rng_key.ndim == (0 if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else 1):
             return self._init_chain(rng_key, init_params, scene, table)
@@ -142,7 +142,7 @@ class GibbsKernel(MCMCKernel):
         self, state: GibbsState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
     ) -> GibbsState:
         """One sweep of every chain, if the state has several."""
-        step = functools.partial(self._sweep, scene=Scene(*model_args, **model_kwargs))
+        step = functools.partial(self._sweep, scene=_scene(model_args, model_kwargs))
         return step(state) if state.i.ndim == 0 else jax.vmap(step)(state)
 
     def _init_chain(
@@ -151,9 +151,10 @@ class GibbsKernel(MCMCKernel):
         values = values or {}
         betas = jnp.asarray(self.betas)
         rungs = len(betas)
-        key, prior_key, *keys = jax.random.split(key, 3 + len(self._scalars(scene, table)))
+        scalars = self._scalars(scene, table)
+        key, prior_key, *keys = jax.random.split(key, 2 + len(scalars))
         given = at_first(table)  # the first sweep draws them, given the poses
-        for own_key, (name, prior) in zip(keys, self._scalars(scene, table).items(), strict=True):
+        for own_key, (name, prior) in zip(keys, scalars.items(), strict=True):
             given[name] = prior.sample(own_key)
         given = {name: jnp.asarray(values.get(name, x)) for name, x in given.items()}
         model = read(self.program, scene, given, self.factors)
@@ -302,6 +303,11 @@ def _compiled(program: Program, factors: frozenset[str]) -> Callable[..., tuple[
         return jax.lax.scan(step, state, length=length)
 
     return advance
+
+
+def _scene(model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Scene:
+    """What a program is given, as JAX arrays, which NumPyro's checks require beside traced ones."""
+    return jax.tree.map(jnp.asarray, Scene(*model_args, **model_kwargs))
 
 
 def _visible(replicas: Sites, model: Conjugate) -> Sites:

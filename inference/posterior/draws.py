@@ -135,9 +135,10 @@ def result_of_draws(
 def _discrete_details(name: str, drawn: Int[np.ndarray, "chains draws ..."]) -> dict[str, Any]:
     """How often each entry of a site is positive, and the most frequent values of the site."""
     values = drawn.reshape(-1, *drawn.shape[2:])
+    distinct, counts = np.unique(values, axis=0, return_counts=True)
     return {
         name: (values > 0).mean(axis=0),
-        f"{name}_sets": ranked(values, np.full(len(values), 1 / len(values))),
+        f"{name}_sets": ranked(distinct, counts / len(values)),
     }
 
 

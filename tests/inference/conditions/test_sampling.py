@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from inference import exact, gibbs, nuts
-from inference.conditions.sets import possible_sets
+from inference.conditions.sets import possible_values
 from inference.diagnostics.posterior_draws import draws_of
 from inference.diagnostics.to_arviz import to_arviz
 from inference.posterior import symmetry
-from inference.posterior.densities import log_joint, log_joint_by_set, prior_draws
+from inference.posterior.densities import log_joint, log_joint_by_value, prior_draws
 from inference.posterior.relabel import Frame, relabel
 from models.constellation import presence_constellation, sized_constellation
+from models.program.reading import read
 from models.scenes import make_scene
 from models.templates import shapes, stack
 from tests.agreement import assert_means
@@ -47,7 +48,7 @@ class Truth:
 
     def __init__(self, program):
         self.whole = exact.run(program, SCENE)
-        self.sets = np.asarray(possible_sets(program, SCENE).flags)
+        self.sets = possible_values(program, SCENE)["presence"]
         copies = SCENE.batch().take(np.zeros(len(self.sets), int))._replace(presence=self.sets)
         self.given = exact.run(program, copies)
         self.weight = np.exp(self.given.log_evidence - self.whole.log_evidence)
@@ -151,22 +152,20 @@ def test_exact_draws_agree_too():
 def test_densities_sum_over_sets_where_draws_have_none():
     draws = {name: x[0, :5] for name, x in drawn("gibbs, presence").draws.items()}
     without = {name: x for name, x in draws.items() if name != "presence"}
-    np.testing.assert_allclose(
-        log_joint(soft, SCENE, without),
-        np.logaddexp.reduce(log_joint_by_set(soft, SCENE, without), axis=1),
-    )
+    by_set = log_joint_by_value(soft, SCENE, without, possible_values(soft, SCENE))
+    np.testing.assert_allclose(log_joint(soft, SCENE, without), np.logaddexp.reduce(by_set, axis=1))
     place = [
         (truth("gibbs, presence").sets == own).all(axis=1).argmax() for own in draws["presence"]
     ]
-    by_set = log_joint_by_set(soft, SCENE, without)
     np.testing.assert_allclose(log_joint(soft, SCENE, draws), by_set[np.arange(5), place])
 
 
 def test_the_prior_is_drawn_given_the_number_of_points():
-    sets = possible_sets(soft, SCENE)
+    sets = possible_values(soft, SCENE)["presence"]
     found = prior_draws(soft, SCENE, 0, 2000)["presence"]
-    share = [(found == flags).all(axis=1).mean() for flags in np.asarray(sets.flags)]
-    wanted = np.exp(sets.log_prior - np.logaddexp.reduce(sets.log_prior))
+    share = [(found == flags).all(axis=1).mean() for flags in sets]
+    log_prior = [read(soft, SCENE, {"presence": flags}).log_constant for flags in sets]
+    wanted = np.exp(log_prior - np.logaddexp.reduce(log_prior))
     np.testing.assert_allclose(share, wanted, atol=5 * 0.5 / np.sqrt(2000))
 
 

@@ -15,7 +15,7 @@ from inference import cavi
 from inference.conditions import search
 from inference.conditions.problem import read_problem
 from inference.conditions.search import Objects
-from inference.conditions.sets import possible_sets
+from inference.conditions.sets import possible_values
 from inference.diagnostics.metrics import partition_metrics
 from models.constellation import presence_constellation
 from models.scenes import Scene, make_scene
@@ -73,7 +73,7 @@ def test_possible_sets_are_those_of_the_enumeration(visibility):
         where = np.full(len(sets), s)
         read = functools.partial(search._read, given, scenes, "presence")
         found = sets[search._possible(read, scenes, where, sets)]
-        wanted = np.asarray(possible_sets(given, scenes.take(s)).flags)
+        wanted = possible_values(given, scenes.take(s))["presence"]
         assert {tuple(x) for x in found} == {tuple(x) for x in wanted}
 
 
