@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsules.commands.options import Index, Precision
+from capsules.commands.options import Clutter, Index, Precision
 from capsules.commands.shared import (
     PAPER_SHAPES,
     Stopwatch,
@@ -59,6 +59,7 @@ def demo(
         ),
     ] = None,
     precision: Precision = None,
+    clutter: Clutter = 0,
 ) -> None:
     """Infer one scene with every method, print a table and write a picture.
 
@@ -91,29 +92,33 @@ def demo(
 
         names = shape_names(shapes or PAPER_SHAPES)
         objects = None if shapes is None else names
-        scene = _drawn_scene(names, sigma, seed) if scenes is None else stored_scene(scenes, index)
-        timed = _infer_all(tuple(METHODS), scene, seed, objects, precision)
+        scene = (
+            _drawn_scene(names, sigma, seed, clutter)
+            if scenes is None
+            else stored_scene(scenes, index)
+        )
+        given = {"objects": objects, "precision": precision, "clutter": clutter}
+        timed = _infer_all(tuple(METHODS), scene, seed, given)
         _print_table(timed, scene)
         results = [result for result, _ in timed]
-        parts = templates(None if objects is None else tuple(objects))
+        parts = templates(None if objects is None else tuple(objects), clutter)
         labels = object_names(names) if len(names) == parts.num_objects else None
         figure = plot_demo(results, parts, labels)
         figure.savefig(file, dpi=110, format=out.suffix[1:].lower())
     print(f"The picture is in {out}.")
 
 
-def _drawn_scene(names: Sequence[str], sigma: float, seed: int) -> "Scene":
+def _drawn_scene(names: Sequence[str], sigma: float, seed: int, clutter: int) -> "Scene":
     from capsules.experiments.generator import sample_scenes
 
-    return sample_scenes(DRAWS, sigma, seed, names).take(0)
+    return sample_scenes(DRAWS, sigma, seed, names, clutter=clutter).take(0)
 
 
 def _infer_all(
     methods: Sequence[str],
     scene: "Scene",
     seed: int,
-    objects: Sequence[str] | None,
-    precision: float | None,
+    given: dict[str, Any],
 ) -> list[tuple["Result", float]]:
     """The result of each method, timed without compilation, and the seconds with it."""
     from rich.console import Console
@@ -132,7 +137,6 @@ def _infer_all(
             def report(done: int, total: int, task: Any = task) -> None:
                 bar.update(task, completed=done, total=total)
 
-            given: dict[str, Any] = {"objects": objects, "precision": precision}
             with Stopwatch() as watch:
                 call = partial(infer, name, scene, seed, progress=report, **given)
                 result = watch.time(call)
@@ -188,5 +192,6 @@ def _accuracy(result: "Result", scene: "Scene") -> str:
 
     if scene.object is None:
         return "truth unknown"
-    metrics = partition_metrics(np.asarray(scene.object)[None], result.object[None])
+    labels = np.asarray(scene.object)[None], result.object[None]
+    metrics = partition_metrics(*labels, result.pose_mean.shape[-2])
     return f"{metrics['scene_accuracy'][0]:.0f}"

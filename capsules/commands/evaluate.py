@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsules.commands import scale
-from capsules.commands.options import Precision, Preset, Prior, Restarts, Seed, Shapes
+from capsules.commands.options import Clutter, Precision, Preset, Prior, Restarts, Seed, Shapes
 from capsules.commands.shared import PAPER_SHAPES, Stopwatch, keep_compiled_code, shape_names
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def evaluate(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes with their truth.")],
     method: Annotated[str, typer.Option(help="The method: ds, gmm, ransac, exact, ....")] = "ds",
     prior: Prior = "uniform",
+    clutter: Clutter = 0,
     preset: Preset = "default",
     restarts: Restarts = None,
     limit: Annotated[
@@ -61,6 +62,7 @@ def evaluate(
       [cyan]capsules evaluate scenes.npz --method ransac[/cyan]
       [cyan]capsules evaluate scenes.npz --preset paper --restarts 10 --limit 100[/cyan]
       [cyan]capsules evaluate scenes.npz --method exact --json -[/cyan]
+      [cyan]capsules evaluate cluttered.npz --clutter 3 --prior presence[/cyan]
     """
     from capsules.files.scenes import SceneFile, whole_file
     from models.errors import InputError
@@ -75,6 +77,7 @@ def evaluate(
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    options |= {"clutter": clutter} if clutter else {}
     job = Job(method, seed, options, devices)
     check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap
     with SceneFile(file) as scenes:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsules.commands import scale
-from capsules.commands.options import Index, Precision, Preset, Prior, Restarts, Rungs, Seed, Shapes
+from capsules.commands.options import (
+    Clutter,
+    Index,
+    Precision,
+    Preset,
+    Prior,
+    Restarts,
+    Rungs,
+    Seed,
+    Shapes,
+)
 from capsules.commands.shared import PAPER_SHAPES, check_picture_format, keep_compiled_code
 from capsules.commands.shared import shape_names as names_of
 from capsules.files.points import read_scene
@@ -24,6 +34,7 @@ def infer(
     ],
     method: Annotated[str, typer.Option(help="How to infer: ds, gmm, ransac, exact, ....")] = "ds",
     prior: Prior = "uniform",
+    clutter: Clutter = 0,
     preset: Preset = "default",
     restarts: Restarts = None,
     rungs: Rungs = None,
@@ -55,6 +66,8 @@ def infer(
 
     Poses are those given the most probable match, as translation, scale and
     angle (degrees, clockwise when y points up) with a standard deviation each.
+    With [bold]--clutter[/bold] points may belong to no object; in the answer their object is one
+    more than the last.
 
     With [bold]--all[/bold] every scene of a file of any size is worked off in bounded memory;
     the answers go to DIR as they come, and the same command goes on after an
@@ -66,6 +79,7 @@ def infer(
       [cyan]capsules infer scenes.npz --index 3[/cyan]
       [cyan]capsules infer points.csv --method ransac --plot objects.png[/cyan]
       [cyan]capsules infer points.json --method exact --json -[/cyan]
+      [cyan]capsules infer cluttered.npz --clutter 3 --prior presence[/cyan]
       [cyan]capsules infer scenes.npz --all --restarts 5 --out answers[/cyan]
     """
     meets = every and out is not None and (index, plot, json_file) == (0, None, None)
@@ -79,6 +93,7 @@ def infer(
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    options |= {"clutter": clutter} if clutter else {}
     options |= {} if rungs is None else {"rungs": rungs}
     if every:
         if (index, plot, json_file) != (0, None, None):
@@ -102,8 +117,9 @@ def infer(
     from inference.plots.scenes import plot_demo
     from models.templates import object_names
 
-    parts = methods.templates(objects)
-    program = methods.program_of(method, objects, precision, prior, preset)  # a bad name is cheap
+    parts = methods.templates(objects, clutter)
+    # Before the file is read: a bad name is cheap.
+    program = methods.program_of(method, objects, precision, prior, preset, clutter)
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
     answer = describe(result, program, object_names(names)) | {"prior": prior}
@@ -156,13 +172,15 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
     for number, row in enumerate(rows):
         part = int(match[row])
         owner = None if part < 0 else int(result.owner[part])
+        is_clutter = owner == len(names)  # which slot it has means nothing
+        same = result.owner == owner if is_clutter else np.arange(len(match)) == part
         points.append(
             {
                 "point": number,
                 "coordinates": [float(x) for x in result.scene.points[row]],
                 "object": owner,
-                "part": None if owner is None else part - first_part[owner],
-                "probability": 0.0 if part < 0 else float(result.match_probs[row, part]),
+                "part": None if owner is None or is_clutter else part - first_part[owner],
+                "probability": 0.0 if part < 0 else float(result.match_probs[row, same].sum()),
             }
         )
     objects = []
@@ -184,12 +202,14 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
                 "angle_sd": float(np.degrees(pose.angle_sd)),
             }
         )
+    clutter = [point["point"] for point in points if point["object"] == len(names)]
     bounds = {"elbo": result.elbo, "log_evidence": result.log_evidence}
     return {
         "method": result.method,
         "converged": bool(result.converged),
         "objects": objects,
         "points": points,
+        **({"clutter": clutter} if result.owner.max() == len(names) else {}),
         **{name: float(value) for name, value in bounds.items() if value is not None},
         **{name: result.details[name] for name in ("presence_search",) if name in result.details},
     }
@@ -214,11 +234,12 @@ def _print(answer: dict[str, Any], status: str) -> None:
     points = Table("point", "coordinates", "object", "part", "probability", box=box.SIMPLE_HEAD)
     for point in answer["points"]:
         found = point["object"] is not None
+        is_clutter = point["point"] in answer.get("clutter", [])
         points.add_row(
             str(point["point"]),
             ", ".join(f"{x:.3f}" for x in point["coordinates"]),
-            names[point["object"]] if found else "none",
-            str(point["part"]) if found else "-",
+            "clutter" if is_clutter else names[point["object"]] if found else "none",
+            str(point["part"]) if found and not is_clutter else "-",
             f"{point['probability']:.3f}" if found else "-",
         )
     console = Console()

@@ -4,6 +4,13 @@ from typing import Annotated
 
 import typer
 
+Clutter = Annotated[
+    int,
+    typer.Option(
+        help="Most points of a scene that may belong to no object; best with --prior presence.",
+        min=0,
+    ),
+]
 Index = Annotated[
     int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
 ]

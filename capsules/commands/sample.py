@@ -36,20 +36,27 @@ def sample(
             show_default="as in the published sets: centred if sigma > 0",
         ),
     ] = None,
+    clutter: Annotated[
+        int,
+        typer.Option(
+            help="Points that belong to no object, each with probability 1/2, uniform in the frame."
+        ),
+    ] = 0,
 ) -> None:
     """Draw scenes of the constellations experiment and write them to a file.
 
     It is an npz file of plain arrays: [bold]points[/bold] (scenes, rows, 2),
     [bold]present[/bold] (scenes, rows), false where a row has no point, and
     [bold]object[/bold] (scenes, rows), the true object of each row, -1 where it
-    has none. The same seed gives the same scenes, and the first ones are
-    the same however many are drawn.
+    has none and the number of objects where it is clutter. The same seed gives
+    the same scenes, and the first ones are the same however many are drawn.
 
     [bold]Examples[/bold]
 
       [cyan]capsules sample test.npz[/cyan]
       [cyan]capsules sample clean.npz --draws 10000 --sigma 0 --seed 1[/cyan]
       [cyan]capsules sample pentagons.npz --shapes pentagon,pentagon,L[/cyan]
+      [cyan]capsules sample cluttered.npz --sigma 0 --clutter 3[/cyan]
     """
     from capsules.experiments.generator import sample_scenes
     from capsules.files.scenes import save_scenes
@@ -60,7 +67,7 @@ def sample(
             f"{draws:,} draws are more than fit into memory with ease, wanted at most "
             f"{MAX_DRAWS:,}; write several files with different seeds"
         )
-    scenes = sample_scenes(draws, sigma, seed, shape_names(shapes), centred)
+    scenes = sample_scenes(draws, sigma, seed, shape_names(shapes), centred, clutter=clutter)
     kept = len(scenes.points)
     if not kept:
         raise InputError(

@@ -4,7 +4,7 @@ posterior             pose (object, pose_dim), match (point, part), discrete sit
                       each object, such as presence, (object), other sites as they are
 log_likelihood        points (point): log p(point | all other points, draw), match summed out
 observed_data         points (point, feature)
-constant_data         owner (part): the object of each part
+constant_data         owner (part): the object of each part, "background" for slots of clutter
 prior, prior_predictive, posterior_predictive
 sample_stats          lp, the log density of the program with the match summed out, and what
                       the sampler itself says
@@ -39,6 +39,10 @@ from models.templates import SHAPES, Parts, object_names, shapes, stack
 
 if TYPE_CHECKING:
     import arviz as az
+
+
+BACKGROUND = "background"
+"""What slots for clutter belong to, which is no object."""
 
 
 def to_arviz(
@@ -98,7 +102,7 @@ def to_arviz(
     data = az.from_dict(
         posterior=_sites(draws, present),
         sample_stats={"lp": lp} | dict(result.sample_stats or {}),
-        constant_data={"owner": np.asarray(coords["object"])[np.asarray(parts.owner)]},
+        constant_data={"owner": np.array([*coords["object"], BACKGROUND])[parts.owner]},
         coords=coords,
         dims=dims,
     )
@@ -149,11 +153,11 @@ def coordinates(
             f"wanted {parts.num_objects} different names for the objects, got {names}; give one "
             "for each object of the program"
         )
-    owner = np.asarray(parts.owner)
+    owner, owners = np.asarray(parts.owner), [*names, BACKGROUND]
     number = [int(np.sum(owner[:n] == k)) for n, k in enumerate(owner)]
     return {
         "object": names,
-        "part": [f"{names[k]}, part {i}" for k, i in zip(owner, number, strict=True)],
+        "part": [f"{owners[k]}, part {i}" for k, i in zip(owner, number, strict=True)],
         "point": np.flatnonzero(present),
         "pose_dim": np.arange(parts.pose_dim),
         "feature": np.arange(parts.num_features),

@@ -83,7 +83,9 @@ def draw_frames(
     for number, state in enumerate(states, start=1):
         figure.clear()
         scene, match, history = figure.subplots(1, 3, width_ratios=[1.0, 1.0, 1.2])
-        draw_objects(scene, state.scene, state.object, result_outlines(state, parts))
+        draw_objects(
+            scene, state.scene, state.object, result_outlines(state, parts), None, len(names)
+        )
         same_limits([scene], window)
         scene.set_title(f"step {number} of {len(states)}")
         image = draw_match(match, state, names, result.object)
@@ -93,7 +95,9 @@ def draw_frames(
         elbo, beta = (float(steps[name][number - 1]) for name in ("elbo", "beta"))
         history.set_title(f"ELBO {elbo:.2f}, β {beta:.2f}")
         figure.legend(
-            handles=legend_handles(names), loc="outside lower center", ncols=parts.num_objects
+            handles=legend_handles(names, clutter=bool(np.any(parts.is_clutter))),
+            loc="outside lower center",
+            ncols=parts.num_objects + 1,
         )
         yield state
 

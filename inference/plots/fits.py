@@ -66,7 +66,7 @@ def plot_posterior(
         scene, match = figure.subplots(1, 2)
         for outlines in drawn:
             draw_outlines(scene, outlines, len(drawn))
-        draw_objects(scene, result.scene, result.object, {})
+        draw_objects(scene, result.scene, result.object, {}, num_objects=parts.num_objects)
         scene.set_title(f"{result.method}: {len(drawn)} draws of the objects")
         seen = np.asarray(result.scene.points)[np.asarray(result.scene.present)]
         same_limits([scene], [seen, *(x for outlines in drawn for x in outlines.values())])
@@ -74,7 +74,9 @@ def plot_posterior(
         match.set_title("match probabilities")
         figure.colorbar(image, ax=match, label="probability", shrink=0.75)
         figure.legend(
-            handles=legend_handles(names), loc="outside lower center", ncols=parts.num_objects
+            handles=legend_handles(names, clutter=bool(np.any(parts.is_clutter))),
+            loc="outside lower center",
+            ncols=parts.num_objects + 1,
         )
     return figure
 
@@ -97,7 +99,10 @@ def posterior_outlines(
     for pose, match in zip(named["pose"][some], named["match"][some], strict=True):
         points = np.bincount(result.owner[match[present]], minlength=parts.num_objects)
         outlines.append(
-            {k: outline_at(parts, k, pose[k]) for k in np.flatnonzero(points > 1).tolist()}
+            {
+                k: outline_at(parts, k, pose[k])
+                for k in np.flatnonzero(points[: len(pose)] > 1).tolist()
+            }
         )
     return outlines
 
@@ -159,7 +164,8 @@ def plot_restarts(
     elbo = _elbo(optima)
     order = np.argsort(-elbo, kind="stable")
     reference, what = _reference(optima, order[0])
-    right = same_partition(optima.object, reference[None])[order]
+    num_objects = optima.pose_mean.shape[-2]
+    right = same_partition(optima.object, reference[None], num_objects)[order]
     with style():
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.subplots()
@@ -186,7 +192,7 @@ def plot_gap(variational: Result, exact: Result) -> Figure:
             f"{len(exact)} of {exact.method!r}; run inference.exact on the same batch"
         )
     evidence = np.asarray(exact.log_evidence)
-    right = same_partition(variational.object, exact.object)
+    right = same_partition(variational.object, exact.object, exact.pose_mean.shape[-2])
     with style():
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         axes = figure.subplots()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 
 from inference.diagnostics.readout import is_averaged, most_probable_match
@@ -28,7 +28,7 @@ def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> R
     """
     num_objects = parts.num_objects
     kinds = template_kinds(parts)
-    both = (reference >= 0) & (result.object >= 0)
+    both = is_object(reference, num_objects) & is_object(result.object, num_objects)
     agree = np.zeros((num_objects, num_objects))
     np.add.at(agree, (result.object[both], reference[both]), 1.0)
     agree += 0.5 * np.eye(num_objects)  # no swap without need
@@ -36,7 +36,7 @@ def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> R
     _, new_name = linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)
     old_name = np.argsort(new_name)
     groups = [np.flatnonzero(result.owner == k) for k in range(num_objects)]
-    columns = np.empty(len(result.owner), int)
+    columns = np.arange(len(result.owner))  # clutter keeps its slots
     for k, group in enumerate(groups):
         columns[group] = groups[old_name[k]]
     return replace(
@@ -44,7 +44,7 @@ def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> R
         match_probs=result.match_probs[:, columns],
         pose_mean=result.pose_mean[old_name],
         pose_covariance=result.pose_covariance[old_name],
-        object=np.where(result.object >= 0, new_name[result.object], -1),
+        object=np.r_[new_name, num_objects, -1][result.object],
     )
 
 
@@ -59,7 +59,7 @@ def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray,
     """
     match = most_probable_match(result) if is_averaged(result) else None
     outlines = {}
-    for k in np.unique(result.object[result.object >= 0]):
+    for k in np.unique(result.object[is_object(result.object, parts.num_objects)]):
         pose = result.pose_mean[k] if match is None else _pose_at_match(result, parts, match, k)
         if pose is not None:
             outlines[int(k)] = outline_at(parts, k, pose)
@@ -84,7 +84,7 @@ def _pose_at_match(
     kinds = template_kinds(parts)
     # The match may name an identical object: partition and match break that tie independently.
     owners = np.unique(np.asarray(parts.owner)[met])
-    if len(owners) > 1 or kinds[owners[0]] != kinds[k]:
+    if len(owners) > 1 or owners[0] == len(kinds) or kinds[owners[0]] != kinds[k]:
         return None
     F, offset = np.asarray(parts.F)[met], np.asarray(parts.offset)[met]
     weight = np.sqrt(np.asarray(parts.feature_mask)[met] / np.asarray(parts.variance)[met])
@@ -95,11 +95,17 @@ def _pose_at_match(
 
 
 def truth_outlines(
-    scene: Scene, labels: Int[np.ndarray, " N"]
+    scene: Scene, labels: Int[np.ndarray, " N"], num_objects: int | None = None
 ) -> dict[int, Float[np.ndarray, "vertices 2"]]:
-    """Outlines through the points themselves."""
+    """Outlines through the points themselves; clutter, which is labelled K, has none."""
     points = np.asarray(scene.points)[:, :2]
-    return {int(k): in_angular_order(points[labels == k]) for k in np.unique(labels[labels >= 0])}
+    objects = np.unique(labels[is_object(labels, num_objects)])
+    return {int(k): in_angular_order(points[labels == k]) for k in objects}
+
+
+def is_object(labels: Int[np.ndarray, " N"], num_objects: int | None) -> Bool[np.ndarray, " N"]:
+    """Which rows belong to an object: no dummies and, where K is given, no clutter."""
+    return (labels >= 0) & (labels < (np.inf if num_objects is None else num_objects))
 
 
 def in_angular_order(vertices: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:

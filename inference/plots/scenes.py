@@ -2,7 +2,8 @@
 
 The `draw_` functions put one thing into given axes, so other figures can be composed of them.
 Nothing here shows a window or touches pyplot's state. Objects have the colour-blind-safe colours of
-Okabe and Ito and a marker each. The y axis points down, as everywhere (see `models.geometry`).
+Okabe and Ito and a marker each; points that belong to no object are grey crosses. The y axis points
+down, as everywhere (see `models.geometry`).
 """
 
 import contextlib
@@ -18,7 +19,13 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from inference.diagnostics.readout import is_averaged
-from inference.plots.outlines import Outlines, relabel, result_outlines, truth_outlines
+from inference.plots.outlines import (
+    Outlines,
+    is_object,
+    relabel,
+    result_outlines,
+    truth_outlines,
+)
 from inference.result import Result
 from models.scenes import Scene
 from models.templates import Parts, object_names
@@ -27,6 +34,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F
 """Okabe and Ito's colours, one for each object, taken in turn."""
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 POINT_COLOUR = "#404040"
+CLUTTER_COLOUR = "#808080"
 
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -90,12 +98,13 @@ def plot_demo(
         if truth is None:
             true.set_axis_off()
         else:
-            draw_objects(true, scene, truth, truth_outlines(scene, truth))
+            outlines = truth_outlines(scene, truth, parts.num_objects)
+            draw_objects(true, scene, truth, outlines, num_objects=parts.num_objects)
             true.set_title("truth")
             scenes.append(true)
         for number, (result, outlines) in enumerate(zip(results, found, strict=True), start=1):
             objects, match = panels(number)
-            draw_objects(objects, scene, result.object, outlines, truth)
+            draw_objects(objects, scene, result.object, outlines, truth, parts.num_objects)
             objects.set_title(f"{result.method}: objects found\n{_bound(result)}")
             image = draw_match(match, result, names, reference)
             match.set_title(_match_title(result))
@@ -113,20 +122,23 @@ def plot_demo(
         same_limits([points, *scenes], [seen, *_vertices(found)])
         wrong = truth is not None and any((result.object != truth).any() for result in results)
         figure.legend(
-            handles=legend_handles(names, wrong=wrong),
+            handles=legend_handles(names, wrong=wrong, clutter=bool(np.any(parts.is_clutter))),
             loc="outside lower center",
-            ncols=parts.num_objects + 1,
+            ncols=parts.num_objects + 2,
         )
     return figure
 
 
-def plot_scenes(scenes: Scene, titles: Sequence[str] | None = None) -> Figure:
+def plot_scenes(
+    scenes: Scene, titles: Sequence[str] | None = None, num_objects: int | None = None
+) -> Figure:
     """Several scenes beside each other, in one window, and their true objects where known.
 
     Outlines go through the points.
 
     Args:
         titles: of each scene.
+        num_objects: K, where scenes may have clutter, which is labelled so.
     """
     count = len(scenes.batch().points)
     rows = -(-count // COLUMNS)
@@ -144,7 +156,8 @@ def plot_scenes(scenes: Scene, titles: Sequence[str] | None = None) -> Figure:
                 draw_scene(axes, scene)
             else:
                 labels = np.asarray(scene.object)
-                draw_objects(axes, scene, labels, truth_outlines(scene, labels))
+                outlines = truth_outlines(scene, labels, num_objects)
+                draw_objects(axes, scene, labels, outlines, num_objects=num_objects)
             axes.set_title("" if titles is None else titles[number])
             axes.label_outer()
         everything = np.asarray(scenes.points)[np.asarray(scenes.present)]
@@ -165,22 +178,28 @@ def draw_objects(
     labels: Int[np.ndarray, " N"],
     outlines: Outlines,
     truth: Int[np.ndarray, " N"] | None = None,
+    num_objects: int | None = None,
 ) -> None:
     """The points in the colours of their objects, and the outlines of the objects.
 
     Args:
-        labels: the object of each row, -1 for a dummy.
+        labels: the object of each row, K for clutter, -1 for a dummy.
         outlines: to be drawn as closed lines, e.g. of `result_outlines`.
         truth: where given, points that it puts into another object get a ring.
+        num_objects: K, where scenes may have clutter.
     """
     _scene_axes(axes)
     points = np.asarray(scene.points)[:, :2]
     for k, vertices in outlines.items():
         x, y = np.concatenate([vertices, vertices[:1]]).T
         axes.plot(x, y, color=colour(k), linewidth=1.5, alpha=0.7, gid=f"outline {k}")
-    for k in np.unique(labels[labels >= 0]):
+    objects = is_object(labels, num_objects)
+    for k in np.unique(labels[objects]):
         x, y = points[labels == k].T
         axes.scatter(x, y, s=32, color=colour(k), marker=_marker(k), zorder=3, gid=f"object {k}")
+    if (clutter := (labels >= 0) & ~objects).any():
+        x, y = points[clutter].T
+        axes.scatter(x, y, s=32, color=CLUTTER_COLOUR, marker="x", zorder=3, gid="clutter")
     if truth is not None and (wrong := labels != truth).any():
         x, y = points[wrong].T
         ring = axes.scatter(x, y, s=110, zorder=4, facecolors="none", edgecolors="black")
@@ -200,7 +219,7 @@ def draw_match(
             partition of the result.
     """
     labels = result.object if labels is None else labels
-    rows = np.argsort(np.where(labels < 0, len(names), labels), kind="stable")
+    rows = np.argsort(np.where(labels < 0, len(names) + 1, labels), kind="stable")
     columns = np.argsort(result.owner, kind="stable")
     image = axes.imshow(
         result.match_probs[np.ix_(rows, columns)], vmin=0.0, vmax=1.0, aspect="equal"
@@ -212,12 +231,17 @@ def draw_match(
     return image
 
 
-def legend_handles(names: Sequence[str], *, wrong: bool = False) -> list[Line2D]:
-    """An entry for each object and, where it is wanted, one for the ring around wrong points."""
+def legend_handles(
+    names: Sequence[str], *, wrong: bool = False, clutter: bool = False
+) -> list[Line2D]:
+    """An entry for each object and, where asked for, for clutter and for rings around points."""
     handles = [
         Line2D([], [], color=colour(k), marker=_marker(k), linewidth=1.5, label=name)
         for k, name in enumerate(names)
     ]
+    if clutter:
+        cross = Line2D([], [], marker="x", color=CLUTTER_COLOUR, linestyle="none", label="clutter")
+        handles.append(cross)
     if wrong:
         ring = Line2D([], [], marker="o", markersize=10, markerfacecolor="none", color="black")
         ring.set(linestyle="none", label="not the object of the truth")
@@ -287,7 +311,7 @@ def _mark_blocks(
     line = axes.axvline if axis == "x" else axes.axhline
     for edge in edges:
         line(edge - 0.5, color="#808080", linewidth=0.8)
-    texts = ["missing" if labels[s] < 0 else names[labels[s]] for s in starts]
+    texts = [[*names, "clutter", "missing"][labels[s]] for s in starts]
     if axis == "x":
         axes.set_xticks(middles, texts)
     else:
@@ -295,4 +319,5 @@ def _mark_blocks(
     axes.tick_params(axis, length=0)
     ticklabels = axes.get_xticklabels() if axis == "x" else axes.get_yticklabels()
     for text, start in zip(ticklabels, starts, strict=True):
-        text.set_color(POINT_COLOUR if labels[start] < 0 else colour(labels[start]))
+        of_object = 0 <= labels[start] < len(names)
+        text.set_color(colour(labels[start]) if of_object else POINT_COLOUR)

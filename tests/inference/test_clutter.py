@@ -13,8 +13,13 @@ import pytest
 from numpyro.handlers import seed, trace
 from numpyro.infer.util import log_density
 
-from inference import cavi, exact
+from inference import cavi, exact, gibbs, nuts, ransac, svi
+from inference.diagnostics.metrics import partition_metrics, same_partition, score
+from inference.diagnostics.to_arviz import to_arviz
+from inference.plots.scenes import plot_demo, plot_scenes
+from inference.posterior import symmetry
 from inference.result import grouping_of
+from inference.variational import pool, published
 from models.constellation import (
     cluttered_constellation,
     constellation,
@@ -257,3 +262,110 @@ def test_the_sum_over_matches_has_clutter():
     wanted -= float(right.multivariate_normal(background[0], np.zeros(P), np.eye(P)))
     found, _ = log_density(marginal(plain()), (), scene.observed, {"pose": jnp.asarray(POSES)})
     assert float(found) == pytest.approx(wanted, rel=1e-9)
+
+
+CHAIN: dict[str, Any] = {"num_chains": 2, "num_warmup": 40, "num_draws": 40}
+
+
+@pytest.mark.parametrize("run", [gibbs.run, nuts.run], ids=["gibbs", "nuts"])
+def test_chains_have_poses_of_objects_only(run):
+    scene = SCENES["both objects and two stray points"]
+    options = CHAIN | ({"rungs": 4} if run is gibbs.run else {})
+    result = run(plain(), scene, 0, **options)
+    assert result.draws["pose"].shape[2:] == (K, P)
+    wanted = exact.run(plain(), scene)
+    assert same_partition(result.object, wanted.object, K)
+    if run is gibbs.run:
+        data = to_arviz(result, plain(), predictive=False)
+        assert data.posterior.coords["object"].values.tolist() == ["square", "triangle"]
+        assert data.posterior.coords["part"].values[-1] == "background, part 1"
+        assert data.constant_data["owner"].values[-C:].tolist() == ["background"] * C
+
+
+def test_the_mean_field_guide_fits_clutter():
+    scene = SCENES["a whole square and a stray point"]
+    result = svi.run(plain(), scene, 0, restarts=2, max_steps=200)
+    assert result.pose_mean.shape == (K, P)
+    assert result.elbo <= float(right.log_evidence_given(assumed(scene))) + 1e-6
+
+
+@pytest.mark.parametrize("name", ["a whole square and a stray point", "clutter alone"])
+def test_ransac_leaves_clutter_over(name):
+    scene = SCENES[name]
+    result = ransac.run(plain(), scene, tolerance=0.1)
+    assert result.object.tolist() == scene.object.tolist() and result.converged
+    np.testing.assert_allclose(result.match_probs.sum(axis=0), 1.0)
+    np.testing.assert_allclose(result.match_probs.sum(axis=1), 1.0)
+
+
+def test_ransac_says_where_there_is_more_clutter_than_slots():
+    scene = scene_of([0, 1, 2, 3], [[0.9, 0.9], [-0.9, 0.7], [-0.2, -0.8]])
+    result = ransac.run(plain(), scene, tolerance=0.05)
+    assert (
+        not result.converged
+        and result.details["explained"].tolist()[:7] == [True] * 4 + [False] * 3
+    )
+
+
+def test_the_published_code_knows_no_clutter():
+    with pytest.raises(InputError, match="no clutter"):
+        published.run(plain(), SCENES["clutter alone"])
+
+
+def test_the_background_is_never_sparse():
+    """A single point is too few for an object, and enough for clutter."""
+    owner = np.asarray(PARTS.owner)
+    match = np.eye(N + C)[None, [0, 1, 2, 3, N, 4, 5, 6, N + 1]]
+    alone = np.eye(N + C)[None, [0, 1, 2, 3, 4, N, 5, 6, N + 1]]
+    present = (np.arange(N + C) < 5)[None]
+    assert not pool._is_sparse(match, present, owner, K)[0]
+    assert pool._is_sparse(alone, present, owner, K)[0]
+
+
+def test_symmetries_are_between_objects():
+    found = symmetry.find(plain(), SCENES["clutter alone"])
+    assert found.num_objects == K and found.order == 4
+
+
+# --- metrics and pictures -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("predicted", "right_scene"),
+    [
+        ([0, 0, 0, 2, 2, -1], 1.0),
+        ([1, 1, 1, 2, 2, -1], 1.0),
+        ([0, 0, 0, 1, 1, -1], 0.0),  # grouped alike, but clutter is no object
+        ([2, 2, 2, 0, 0, -1], 0.0),
+        ([0, 0, 0, 2, 1, -1], 0.0),
+    ],
+)
+def test_clutter_is_no_object_to_the_metrics(predicted, right_scene):
+    truth = np.array([[0, 0, 0, 2, 2, -1]])
+    found = partition_metrics(truth, np.array([predicted]), num_objects=2)
+    assert found["scene_accuracy"][0] == right_scene
+    assert same_partition(truth, np.array([predicted]), 2)[0] == bool(right_scene)
+
+
+def test_results_with_clutter_are_scored():
+    scene = SCENES["both objects and two stray points"]
+    scores = score(ransac.run(plain(), scene, tolerance=0.05))
+    assert scores["partition"]["scene_accuracy"] == 1 and scores["partition"]["sa"] == 1
+
+
+def test_clutter_is_drawn_as_grey_crosses_without_an_outline():
+    scene = SCENES["both objects and two stray points"]
+    result = ransac.run(plain(), scene, tolerance=0.05)
+    figure = plot_demo([result], PARTS, ["square", "triangle"])
+    panels = [axes for axes in figure.axes if axes.get_title() == "truth"]
+    panels += [axes for axes in figure.axes if "objects found" in axes.get_title()]
+    for axes in panels:
+        crosses = [x for x in axes.collections if x.get_gid() == "clutter"]
+        assert len(crosses) == 1 and len(crosses[0].get_offsets()) == 2
+        gids = {line.get_gid() for line in axes.lines}
+        assert gids == {"outline 0", "outline 1"}
+    assert "clutter" in [text.get_text() for text in figure.legends[0].get_texts()]
+    names = [text.get_text() for axes in figure.axes for text in axes.get_xticklabels()]
+    assert "clutter" in names
+    plain_scenes = plot_scenes(scene.batch(), num_objects=K)
+    assert "clutter" in [x.get_gid() for x in plain_scenes.axes[0].collections]
