@@ -178,6 +178,12 @@ def check_table(program: Program, scene: Scene, given: Mapping[str, Any] | None 
             np.asarray, _testimony(program)(scene.observed, key, dict(given or {}))
         )
         for name, (own, summed) in testimony.items():
+            if np.isnan(own).any() or np.isnan(summed).any():
+                raise InputError(
+                    f"site 'match': the density of the site {name!r} depends on it other than "
+                    "through MatchedParts, so the match cannot be summed out; let it enter the "
+                    "program through MatchedParts only"
+                )
             differs = ~np.isclose(own, summed, rtol=1e-8, atol=1e-8)
             if differs.any():
                 raise InputError(

@@ -126,11 +126,17 @@ def look(
 
 def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
     """The sample sites of a program at a scene, latent ones at `given` values or placeholders."""
+    sites = trace_all(program, scene, given)
+    return {name: site for name, site in sites.items() if site["type"] == "sample"}
+
+
+def trace_all(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
+    """The same with plates, parameters and deterministic sites."""
     observed = scene.observed
     _check_signature(program, observed)
     values = _Given(program, dict(given or {}))
     try:
-        sites = trace(seed(values, jax.random.key(0))).get_trace(**observed)
+        return trace(seed(values, jax.random.key(0))).get_trace(**observed)
     except InputError:
         raise
     except jax.errors.ConcretizationTypeError as error:
@@ -143,7 +149,6 @@ def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> 
             f"the program cannot be run ({error}); look for NaN, a number out of range, or shapes "
             "that do not fit in it"
         ) from error
-    return {name: site for name, site in sites.items() if site["type"] == "sample"}
 
 
 def conditions(

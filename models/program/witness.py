@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpyro.distributions as dist
 from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
@@ -27,7 +28,9 @@ from models.program.reading import (
     Site,
     Values,
     log_prob_of,
+    trace_all,
     trace_sites,
+    without_shape,
 )
 from models.scenes import Scene
 
@@ -137,8 +140,35 @@ def check_numbers(sites: Mapping[str, Site]) -> None:
 
 
 def check_program(program: Program, scene: Scene) -> None:
-    """Say in a sentence if a program cannot be run on a scene at all."""
-    check_numbers(trace_sites(program, scene))
+    """Say in a sentence if a method that works on a program's density cannot take it."""
+    sites = trace_all(program, scene)
+    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    check_numbers(samples)
+    for name, site in sites.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            inside = [n for n, s in samples.items() if name in _plates(s)]
+            raise InputError(
+                f"site {', '.join(map(repr, inside))}: inside the plate {name!r}, which takes "
+                f"{site['args'][1]} of {site['args'][0]} at random; all of them are required, so "
+                "leave out subsample_size"
+            )
+    latent = {n: s["fn"] for n, s in samples.items() if not s["is_observed"]}
+    for name, prior in latent.items():
+        if isinstance(without_shape(prior), dist.Delta):
+            raise InputError(
+                f"site {name!r}: a Delta has no density; write the value itself, or "
+                "numpyro.deterministic"
+            )
+    real = [n for n, prior in latent.items() if not prior.support.is_discrete]
+    if not real:
+        raise InputError(
+            "site 'pose': it has a fixed value, and no other continuous site is latent, so there "
+            "is nothing to infer but the match; leave the poses latent"
+        )
+
+
+def _plates(site: Site) -> list[str]:
+    return [frame.name for frame in site["cond_indep_stack"]]
 
 
 def _random_values(rng: np.random.Generator, model: Conjugate) -> dict[str, np.ndarray]:
