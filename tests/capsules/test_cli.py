@@ -511,3 +511,30 @@ def test_evaluate_wants_the_truth(tmp_path):
 def test_reproduce_explains_bad_arguments(tmp_path, arguments, pattern):
     assert_sentence(run("reproduce", *arguments, "--out", tmp_path / "results"), pattern)
     assert not os.listdir(tmp_path)
+
+
+# --- clutter ------------------------------------------------------------------------------------
+
+
+def test_scenes_with_clutter_are_drawn_inferred_and_evaluated(tmp_path):
+    scenes, answer = tmp_path / "cluttered.npz", tmp_path / "answer.json"
+    options = ("--method", "ransac", "--clutter", 3)
+    assert run("sample", scenes, "--draws", 12, "--sigma", 0, "--clutter", 3).exit_code == 0
+    stored = load_scenes(scenes)
+    assert stored.object.max() == 3 and stored.points.shape[1] == 14
+    index = int(np.flatnonzero((stored.object == 3).any(axis=1))[0])
+    shown = run("infer", scenes, "--index", index, *options)
+    assert shown.exit_code == 0 and "clutter" in shown.stdout
+    assert run("infer", scenes, "--index", index, *options, "--json", answer).exit_code == 0
+    found = json.loads(answer.read_text())
+    assert all(x["part"] is None for x in found["points"] if x["object"] == 3)
+    assert found["clutter"] == [x["point"] for x in found["points"] if x["object"] == 3]
+    measured = run("evaluate", scenes, *options, "--json", "-")
+    assert measured.exit_code == 0 and json.loads(measured.stdout)["scenes"] == len(stored.points)
+    assert_sentence(run("infer", scenes, "--method", "ransac"), "14 rows")
+
+
+def test_clutter_is_for_our_own_settings(tmp_path):
+    scenes = tmp_path / "cluttered.npz"
+    save_scenes(scenes, sample_scenes(4, sigma=0.0, seed=0, clutter=3))
+    assert_sentence(run("infer", scenes, "--clutter", 3, "--preset", "published"), "clutter")

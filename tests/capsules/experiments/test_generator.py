@@ -251,3 +251,24 @@ def test_the_noise_is_that_of_the_published_sets(shared_data, sigma):
 def test_bad_settings_are_explained(arguments, sentence):
     with pytest.raises(InputError, match=sentence):
         sample_scenes(**arguments)
+
+
+# --- clutter --------------------------------------------------------------------------------------
+
+
+def test_clutter_comes_beside_the_same_objects():
+    plain = sample_scenes(4000, seed=3, keep_empty=True)
+    scene = sample_scenes(4000, seed=3, keep_empty=True, clutter=3)
+    assert scene.points.shape == (4000, 14, 2)
+    np.testing.assert_array_equal(scene.points[:, :11], plain.points)
+    np.testing.assert_array_equal(scene.object[:, :11], plain.object)
+    stray = scene.present[:, 11:]
+    np.testing.assert_array_equal(scene.object[:, 11:], np.where(stray, 3, -1))
+    assert abs(stray.mean() - 0.5) < 5 * 0.5 / np.sqrt(stray.size)
+    for coordinate in scene.points[:, 11:][stray].T:
+        assert kstest(coordinate, "uniform", (-1, 2)).pvalue > SIGNIFICANCE
+
+
+def test_fewer_than_no_clutter_is_refused():
+    with pytest.raises(InputError, match="clutter"):
+        sample_scenes(8, clutter=-1)
