@@ -13,6 +13,7 @@ import pytest
 from numpyro.handlers import seed, trace
 from numpyro.infer.util import log_density
 
+from guides import meanfield
 from inference import cavi, exact, gibbs, nuts, ransac, svi
 from inference.diagnostics.metrics import partition_metrics, same_partition, score
 from inference.diagnostics.to_arviz import to_arviz
@@ -28,6 +29,7 @@ from models.constellation import (
 from models.distributions.match import point_count
 from models.errors import InputError
 from models.program.marginal import marginal
+from models.program.reading import read
 from models.scenes import Scene, make_scene
 from models.templates import CLUTTER, shapes, stack, with_clutter
 from tests import oracle_edits as right
@@ -216,6 +218,22 @@ def test_an_unknown_precision_learns_nothing_from_clutter(name):
     bound = cavi.run(program, scene)
     assert bound.elbo <= wanted + 1e-6
     assert bound.elbo >= wanted - 15  # of the turns of a square, and van der Waerden's inequality
+
+
+def test_only_points_of_objects_count_for_the_precision():
+    def program(points: Any, present: Any) -> Any:
+        precision = numpyro.sample("precision", dist.Gamma(2.0, 2e-3))
+        return cluttered_constellation(points, present, precision=precision, parts=PARTS)
+
+    model = read(program, SCENES["clutter alone"])
+    energy = jnp.full((N + C, N + C), 7.0)
+    for columns, features, misfit in (([N, N + 1, *range(N)], 0, 0), ([0, N, 1], 2, 7.0)):
+        rest = [n for n in range(N + C) if n not in columns]
+        match = jnp.eye(N + C)[np.array([*columns, *rest])]
+        match = match * model.seen.any(axis=1)[:, None]  # dummy rows have no energy
+        concentration, rate = meanfield.precision_gamma(model, match, energy, jnp.asarray(0.5))
+        assert float(concentration) == 2.0 + 0.5 * features
+        assert float(rate) == pytest.approx(2e-3 + 0.25 * misfit)
 
 
 def test_exact_draws_have_the_exact_marginals():
