@@ -37,7 +37,7 @@ def draws_of(
     count = num_draws * num_chains
     if result.method == "exact":
         drawn = exact.sample(program, result.scene, key, count)
-        independent = {n: x for n, x in drawn._asdict().items() if x is not None}
+        independent = {"match": drawn.match, "pose": drawn.pose} | (drawn.conditions or {})
     elif result.elbo is not None:
         independent = _variational(program, result, as_key(key), count)
     else:

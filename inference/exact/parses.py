@@ -38,8 +38,8 @@ class Draws(NamedTuple):
     match: Int[AnyArray, "draws M"]
     """The part of each point."""
     pose: Float[AnyArray, "draws K p"]
-    presence: Int[AnyArray, "draws K"] | None = None
-    """Which objects are there, where that was open."""
+    conditions: dict[str, AnyArray] | None = None
+    """Values of the program's discrete conditions by site, (draws, ...), where it has any."""
 
 
 def best_parses(plan: Plan, tables: Tables, count: int) -> Parses:

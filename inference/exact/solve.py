@@ -123,8 +123,8 @@ def _proven_only(result: Result) -> Result:
 def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000) -> Draws:
     """Independent draws of (match, pose) from the exact posterior of one scene.
 
-    Returns numpy arrays: the part of each row, (draws, N), -1 in dummy rows, and the poses; where
-    the program leaves it open which objects are there, those too.
+    Returns numpy arrays: the part of each row, (draws, N), -1 in dummy rows, the poses, and values
+    of the program's discrete conditions.
     """
     if scene.is_batch:
         raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")

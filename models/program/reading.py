@@ -249,12 +249,16 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
         raise ConjugacyError("points", f"MatchedParts with the noise {name}", "Normal noise")
     if not site["is_observed"]:
         raise ConjugacyError("points", "points that are drawn", "obs=points")
-    if jnp.shape(site["value"]) != likelihood.event_shape:
-        rows, features = likelihood.event_shape
+    shape, (rows, features) = jnp.shape(site["value"]), likelihood.event_shape
+    if shape[-1:] != (features,):
         raise InputError(
-            f"the points have shape {jnp.shape(site['value'])} but the program's parts "
-            f"{(rows, features)}; pad the scene to {rows} rows (models.make_scene), or "
-            "choose other templates or another pose design"
+            f"the points have {shape[-1]} features but the program's parts {features}; give points "
+            "of that dimension or choose another pose design"
+        )
+    if shape != (rows, features):
+        raise InputError(
+            f"the scene has {shape[0]} rows but the program {rows} parts; pad the scene to {rows} "
+            "rows (models.make_scene) or choose other templates"
         )
     _refuse_scale(site)
     return likelihood
