@@ -435,7 +435,7 @@ from pathlib import Path
 from capsules import batch
 from capsules.batch import Job, Work
 from inference.result import Result
-from models.scenes import SceneFile
+from capsules.files.scenes import SceneFile
 import numpy as np
 
 def quick(method, scenes, seed, **options):

@@ -31,8 +31,8 @@ from numpyro.infer.util import log_density, unconstrain_fn
 
 from inference import cavi, exact, gibbs, nuts, ransac, svi
 from inference.conditions.sets import at_first, conditioned, possible_values, potential
-from inference.mcmc import chains
 from inference.variational import families
+from inference.variational.beginnings import beginnings
 from models.errors import InputError
 from models.numerics.sinkhorn import log_sinkhorn
 from models.program.marginal import marginal
@@ -431,7 +431,6 @@ def test_the_closed_forms_say_what_they_need(tmp_path):
 COMPUTED = (
     "polar poses",
     "poses under another name",
-    "pose.at[1].add",
     "reparam, LocScaleReparam",
     "noise=StudentT",
     "Student-t poses",
@@ -442,7 +441,7 @@ COMPUTED = (
 
 def chain_start(program: Any, scene: Scene) -> dict[str, np.ndarray]:
     """Values of the continuous latent sites that one chain begins at."""
-    begins = chains.beginnings(program, scene, jax.random.key(0), 1)
+    begins = beginnings(program, scene, jax.random.key(0), 1)
     return {name: np.asarray(value)[0] for name, value in begins.values.items()}
 
 
