@@ -8,7 +8,7 @@ sample
     p(pose) p(match) p(points | pose, match)^beta
 
 at a ladder of betas from 0, the prior, to 1, the posterior, and neighbours exchange their matches.
-Poses are integrated out of the exchange and drawn anew after it, so that neighbours need to agree
+Poses are integrated out of the exchange and drawn again after it, so that neighbours need to agree
 about discrete things only and a ladder of a dozen rungs is enough. The ladder gives the log
 evidence too.
 

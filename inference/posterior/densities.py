@@ -1,4 +1,4 @@
-"""What the program says of given draws: densities, densities of points, and points drawn anew.
+"""What the program says of given draws: densities, densities of points, and points drawn replicated.
 
 Everything is read from the program with the match summed out. Draws are dictionaries by site with
 one leading axis, without `match`; they are worked off in blocks of one size, so that each function
@@ -192,7 +192,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
         pose = {"pose": matched.pose}  # a site of its own, or computed
         return pose | drawn | {site["name"]: site["value"] for site in latent}
 
-    def anew(values: Values, observed: Values, table: Table) -> Float[Array, "N d"]:
+    def replicated(values: Values, observed: Values, table: Table) -> Float[Array, "N d"]:
         latent = {name: value for name, value in values.items() if name != "key"}
         sites = _trace(program, Scene(**observed), latent, jax.random.key(0))
         return sites["points"]["fn"].sample(values["key"])
@@ -208,7 +208,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
         "points": points,
         "prior": prior,
         "marginal prior": functools.partial(prior, of=marginal(program)),
-        "replicate": anew,
+        "replicate": replicated,
         "computed": computed,
     }
     return jax.jit(jax.vmap(functions[what], in_axes=(0, None, None)))

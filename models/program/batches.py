@@ -1,7 +1,7 @@
 """Reading a program for many scenes at once, and what does not change when its numbers do.
 
 Compiled code is kept by a program's `Skeleton`, and a program's numbers are handed to it as arrays,
-so an edited prior costs no compilation. A program is traced anew for each call: what it says at the
+so an edited prior costs no compilation. A program is traced again for each call: what it says at the
 time of the call counts.
 """
 

@@ -121,7 +121,7 @@ def gibbs_accepts(program: Any, scene: Scene) -> None:
     entered(gibbs.run, program, scene, num_chains=1, num_warmup=0, num_draws=4, rungs=1)
 
 
-_SINKHORN = jax.jit(log_sinkhorn)  # outside of a fit it would be lowered anew for each program
+_SINKHORN = jax.jit(log_sinkhorn)  # outside of a fit it would be lowered again for each program
 
 
 def svi_at_start(program: Any, scene: Scene) -> tuple[float, dict[str, np.ndarray]]:
