@@ -1,8 +1,8 @@
 """Reading a program for many scenes at once, and what does not change when its numbers do.
 
 Compiled code is kept by a program's `Skeleton`, and a program's numbers are handed to it as arrays,
-so an edited prior costs no compilation. A program is traced again for each call: what it says at the
-time of the call counts.
+so an edited prior costs no compilation. A program is traced again for each call: what it says then
+counts.
 """
 
 from collections import OrderedDict
