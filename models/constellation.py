@@ -205,8 +205,8 @@ def sized_constellation(
     """
     if parts.pose_dim != 4:
         raise InputError(
-            f"objects of some size want similarity poses of 4 numbers, got {parts.pose_dim}; give "
-            "templates under similarities, or take `presence_constellation`"
+            f"objects of some size require similarity poses of 4 numbers, got {parts.pose_dim}; "
+            "give templates under similarities, or take `presence_constellation`"
         )
     mean, covariance, scale = pose_kinds(jnp.asarray(sizes), turns)
     prob = jnp.full(len(scale), 1 / len(scale)) * presence_prob

@@ -1,4 +1,4 @@
-"""Errors that are sentences: what was given, what was wanted, what to do."""
+"""Errors that are sentences: what was given, what is required, what to do."""
 
 
 class InputError(ValueError):
@@ -11,13 +11,13 @@ class ConjugacyError(InputError):
     Args:
         site: name of the site at fault.
         found: what the program has there.
-        wanted: what the closed form needs there.
+        required: what the closed form needs there.
     """
 
-    def __init__(self, site: str, found: str, wanted: str) -> None:
-        self.site, self.found, self.wanted = site, found, wanted
+    def __init__(self, site: str, found: str, required: str) -> None:
+        self.site, self.found, self.required = site, found, required
         super().__init__(
             f"site {site!r}: found {found}, but the closed-form methods (ds, gmm, exact, "
-            f"gibbs, svi with the mean-field guide) want {wanted}; edit the program, or use a "
+            f"gibbs, svi with the mean-field guide) require {required}; edit the program, or use a "
             "method that takes any density (nuts, svi with an automatic guide)"
         )

@@ -169,6 +169,12 @@ def list_conditions(left_open: Open) -> Conditions:
     discrete = {name: fn for name, fn in left_open.items() if _is_discrete(name, fn)}
     continuous = {name: fn for name, fn in left_open.items() if name not in discrete}
     for name, prior in continuous.items():
+        if prior.shape() != () and name in FACTORS:
+            raise InputError(
+                f"site {name!r}: found {described(prior)}, and this method integrates over "
+                "scalars only; fix it in the program, or use a method that has a factor for it "
+                "(gmm, gibbs, svi)"
+            )
         if prior.shape() != ():
             raise ConjugacyError(
                 name,

@@ -140,8 +140,8 @@ class Proposal(NamedTuple):
     def fit(cls, program: Program, result: Result, key: Array) -> "Proposal":
         if result.elbo is None:
             raise InputError(
-                f"importance weights want a variational result, got one of {result.method!r}; use "
-                "ds or svi, or compare the draws of this method with theirs"
+                f"importance weights require a variational result, got one of {result.method!r}; "
+                "use ds or svi, or compare the draws of this method with theirs"
             )
         best = result.take(int(np.argmax(result.elbo)))
         if not is_site(program, best.scene):

@@ -58,7 +58,7 @@ def log_cofactors(log_weights: Float[Array, "*batch N N"]) -> Float[Array, "*bat
     _check_shape(log_weights.shape)
     if log_weights.shape[-1] != log_weights.shape[-2]:
         raise InputError(
-            f"cofactors want a square matrix, got shape {log_weights.shape}; pad missing points "
+            f"cofactors require a square matrix, got shape {log_weights.shape}; pad missing points "
             "with dummy rows first"
         )
     return _vectorised_log_cofactors(log_weights)

@@ -156,5 +156,5 @@ def test_cofactors_are_permanents_without_a_row_and_a_column(size):
 
 
 def test_cofactors_want_a_square_matrix():
-    with pytest.raises(InputError, match="cofactors want a square matrix, got shape"):
+    with pytest.raises(InputError, match="cofactors require a square matrix, got shape"):
         log_cofactors(jnp.zeros((2, 3)))

@@ -383,8 +383,8 @@ def test_what_is_not_conjugate_is_refused_by_name(this, site, found, wanted):
     error = caught.value
     assert error.site == site
     assert found in error.found
-    assert wanted in error.wanted
-    for piece in (repr(site), error.found, error.wanted, "nuts, svi with"):
+    assert wanted in error.required
+    for piece in (repr(site), error.found, error.required, "nuts, svi with"):
         assert piece in str(error)
 
 
