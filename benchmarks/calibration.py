@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
+from jaxtyping import Array
 
 from inference import cavi, exact, nuts, svi
 from inference.diagnostics.calibration import calibrate
@@ -24,14 +26,14 @@ PICTURE = Path(__file__).parents[1] / "docs" / "images" / "calibration.png"
 NUM_SCENES = 100
 
 
-def _exact(program: Program, scene: Scene, seed: int) -> Result:
+def _exact(program: Program, scene: Scene, rng_key: Array) -> Result:
     return exact.run(program, scene)
 
 
-METHODS: dict[str, Callable[[Program, Scene, int], Result]] = {
+METHODS: dict[str, Callable[[Program, Scene, Array], Result]] = {
     "exact": _exact,
-    "nuts": functools.partial(nuts.run, num_warmup=200, num_draws=200, rungs=6),
-    "svi": functools.partial(svi.run, restarts=4, particles=4),
+    "nuts": functools.partial(nuts.run, num_warmup=200, num_samples=200, num_temperatures=6),
+    "svi": functools.partial(svi.run, num_restarts=4, num_particles=4),
     "ds": cavi.run,
 }
 
@@ -46,7 +48,12 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     for name, run in METHODS.items():
         began = time.perf_counter()
         found[name] = calibrate(
-            program, run, np.ones(3, bool), num_scenes=NUM_SCENES, together=name in TOGETHER
+            program,
+            run,
+            np.ones(3, bool),
+            jax.random.key(0),
+            num_scenes=NUM_SCENES,
+            together=name in TOGETHER,
         )
         seconds = time.perf_counter() - began
         values = ", ".join(f"{p:.2g}" for p in found[name].p_values()[0])

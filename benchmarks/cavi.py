@@ -50,9 +50,9 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         float(np.mean(plain_step)),
         _step_time(scenes) / runs,
     )
-    ours = cavi.run(constellation, scenes, 0, restarts=RESTARTS)
+    ours = cavi.run(constellation, scenes, jax.random.key(0), num_restarts=RESTARTS)
     began = time.perf_counter()
-    ours = cavi.run(constellation, scenes, 0, restarts=RESTARTS)
+    ours = cavi.run(constellation, scenes, jax.random.key(0), num_restarts=RESTARTS)
     seconds = (time.perf_counter() - began) / NUM_SCENES
     assert ours.elbo is not None
     gain = ours.elbo[:REFERENCE_SCENES] - np.array(plain_elbo)

@@ -35,8 +35,8 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         result = methods.infer(method, scenes, prior=prior, clutter=CLUTTER, **options)
         right = score(result)["partition"]["scene_accuracy"]
         error = right.std() / np.sqrt(len(right))
-        best = result.object if best is None else best
-        agree = same_partition(result.object, best, result.pose_mean.shape[-2]).mean()
+        best = result.labels if best is None else best
+        agree = same_partition(result.labels, best, result.pose_mean.shape[-2]).mean()
         yield (
             f"{method}, {prior} prior, {len(right)} scenes with clutter",
             f"as exact {agree:.3f}",

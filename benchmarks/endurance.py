@@ -76,9 +76,9 @@ def _round(seed: int) -> None:
     scenes = drawn.take(slice(ROUND))
     _, one_of_each = np.unique(drawn.present.sum(axis=1), return_index=True)
     work: list[Callable[[], object]] = [
-        lambda: infer("ds", scenes, seed, restarts=5),
+        lambda: infer("ds", scenes, seed, num_restarts=5),
         lambda: infer("ds", scenes.take(0), seed),
-        lambda: infer("gmm", scenes, seed, restarts=5),
+        lambda: infer("gmm", scenes, seed, num_restarts=5),
         lambda: infer("ransac", scenes, seed),
         lambda: infer("exact", drawn.take(one_of_each), seed),  # compiled by number of points
     ]

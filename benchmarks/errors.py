@@ -85,16 +85,16 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     draw(levels)
 
 
-def compare(sigma: float, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Level:
+def compare(sigma: float, num_samples: int = NUM_DRAWS, seed: int = SEED) -> Level:
     """Coordinate ascent with its defaults and exact inference, on the same scenes and program."""
-    scenes = sample_scenes(num_draws, sigma=sigma, seed=seed)
-    exact, ascent = infer("exact", scenes), infer("ds", scenes, restarts=32)
+    scenes = sample_scenes(num_samples, sigma=sigma, seed=seed)
+    exact, ascent = infer("exact", scenes), infer("ds", scenes, num_restarts=32)
     assert exact.log_evidence is not None
     assert ascent.elbo is not None
     assert scenes.object is not None
     agrees, model_right, tied, lone = [], [], [], []
     for listed, found, truth in zip(
-        exact.details["partitions"], ascent.object, scenes.object, strict=True
+        exact.details["partitions"], ascent.labels, scenes.object, strict=True
     ):
         highest = listed[0][1]
         best = [labels for labels, probability in listed if probability > (1 - TIE) * highest]
@@ -102,7 +102,7 @@ def compare(sigma: float, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Level
         lone.append(1 in np.unique(best[0][best[0] >= 0], return_counts=True)[1])
         agrees.append(any(_same(labels, found) for labels in best))
         model_right.append(any(_same(labels, truth) for labels in best))
-    right = [_same(f, t) for f, t in zip(ascent.object, scenes.object, strict=True)]
+    right = [_same(f, t) for f, t in zip(ascent.labels, scenes.object, strict=True)]
     flags = (np.array(x) for x in (agrees, model_right, right, tied, lone))
     return Level(sigma, exact.log_evidence - ascent.elbo, *flags)
 

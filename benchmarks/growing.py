@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -132,14 +133,14 @@ def _method(
     """How to solve scenes, and how many of them at a time."""
     if method == "presence-ds":
         present = _program("presence", names, 1 - MISSING if occluded else 1.0)
-        return lambda scenes: cavi.run(present, scenes, 0), BATCH
+        return lambda scenes: cavi.run(present, scenes, jax.random.key(0)), BATCH
     uniform = _program("uniform", names)
     if method == "ransac":
         cover = "partial" if occluded else "exact"
-        return lambda scenes: ransac.run(uniform, scenes, 0, cover=cover), 1
+        return lambda scenes: ransac.run(uniform, scenes, jax.random.key(0), cover=cover), 1
     if method == "exact":
         return lambda scenes: exact.run(uniform, scenes), BATCH
-    return lambda scenes: cavi.run(uniform, scenes, 0), BATCH
+    return lambda scenes: cavi.run(uniform, scenes, jax.random.key(0)), BATCH
 
 
 @functools.cache  # methods compile once for each program, told apart by identity
@@ -155,7 +156,7 @@ def _measured(solve: Callable[[Scene], Result], scenes: Scene, batch: int) -> Ce
     with Stopwatch() as watch:
         for start in range(0, NUM_SCENES, batch):
             some = scenes.take(slice(start, start + batch))
-            found.append(watch.time(functools.partial(solve, some)).object)
+            found.append(watch.time(functools.partial(solve, some)).labels)
             if watch.seconds > SECONDS:
                 break
     labels = np.concatenate(found)

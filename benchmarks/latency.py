@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from benchmarks.timing import best_time
 from capsules.experiments.generator import sample_scenes
 from inference import cavi, exact
@@ -23,7 +25,10 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     """A row for each method."""
     scenes = sample_scenes(64, sigma=0.1, seed=51)
     scene = scenes.take(int(scenes.present.sum(axis=1).argmax()))
-    for name, run in (("exact", exact.run), ("ds", functools.partial(cavi.run, key=0))):
+    for name, run in (
+        ("exact", exact.run),
+        ("ds", functools.partial(cavi.run, rng_key=jax.random.key(0))),
+    ):
         run(constellation, scene)
         run(functools.partial(constellation, precision=9e3), scene)
         numbers = itertools.count(1)

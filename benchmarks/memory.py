@@ -8,12 +8,13 @@ NUM_SCENES = 100_000
 
 _SCRIPT = """
 import resource
+import jax
 from inference import cavi
 from models.constellation import constellation
 from capsules.experiments.generator import sample_scenes
 
 scenes = sample_scenes({draws}, seed=5).take(slice({scenes}))
-result = cavi.run(constellation, scenes, 0, restarts=1)
+result = cavi.run(constellation, scenes, jax.random.key(0), num_restarts=1)
 assert len(result) == {scenes}
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, result.seconds)
 """

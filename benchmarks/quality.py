@@ -65,12 +65,12 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         for sigma, scenes in sets.items():
             result = methods.infer(method, scenes, prior=prior)
             assert scenes.object is not None
-            metrics = partition_metrics(scenes.object, result.object)
+            metrics = partition_metrics(scenes.object, result.labels)
             as_exact = milliseconds = np.nan
             if method == "exact":
-                best[prior, sigma] = result.object
+                best[prior, sigma] = result.labels
             elif method == "ds":
-                as_exact = float(same_partition(result.object, best[prior, sigma]).mean())
+                as_exact = float(same_partition(result.labels, best[prior, sigma]).mean())
                 again = methods.infer(method, scenes, prior=prior)
                 milliseconds = 1e3 * float(again.seconds) / len(scenes.points)
             cell = Cell(metrics["scene_accuracy"], metrics["sa"], as_exact, milliseconds)

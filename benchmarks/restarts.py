@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -31,8 +32,8 @@ TIE = 1e-6
 """Partitions whose probabilities differ by less than this share are equally probable."""
 
 KINDS: dict[str, dict[str, Any]] = {
-    "uniform R": {"start": "uniform", "confirmations": None},
-    "pose hypotheses": {"start": "poses", "confirmations": None},
+    "uniform R": {"init_strategy": "uniform", "confirmations": None},
+    "pose hypotheses": {"init_strategy": "poses", "confirmations": None},
 }
 COLOURS = ("#0072B2", "#D55E00")
 
@@ -60,13 +61,13 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     for sigma in SIGMAS:
         scenes = sample_scenes(NUM_DRAWS, sigma=sigma, seed=SEED)
         exact = infer("exact", scenes, prior="presence").details["partitions"]
-        _time(scenes, exact, restarts=1)  # compiles what all starts share
+        _time(scenes, exact, num_restarts=1)  # compiles what all starts share
         curves[sigma] = {}
         for kind, options in KINDS.items():
-            _time(scenes, exact, restarts=1, **options)
+            _time(scenes, exact, num_restarts=1, **options)
             curve = curves[sigma][kind] = Curve([], [])
             for number in NUMBERS:
-                share, time = _time(scenes, exact, restarts=number, **options)
+                share, time = _time(scenes, exact, num_restarts=number, **options)
                 curve.share.append(share)
                 curve.milliseconds.append(time)
                 if min(curve.share[-2:]) >= ENOUGH and number > 1:
@@ -104,10 +105,10 @@ def _time(
     """Share of scenes with the exact partition, and milliseconds a scene."""
     program = program_of("ds", prior="presence")
     with Stopwatch() as watch:
-        result = watch.time(lambda: cavi.run(program, scenes, 0, **options))
+        result = watch.time(lambda: cavi.run(program, scenes, jax.random.key(0), **options))
     best = [[x for x, prob in listed if prob > (1 - TIE) * listed[0][1]] for listed in exact]
     has = [
         any(same_partition(labels[None], found[None])[0] for labels in ties)
-        for ties, found in zip(best, result.object, strict=True)
+        for ties, found in zip(best, result.labels, strict=True)
     ]
     return float(np.mean(has)), 1e3 * watch.seconds / len(scenes.points)

@@ -51,13 +51,15 @@ SOME = 256
 
 _DEVICES = """
 import time
+import jax
 from inference import cavi
 from models.program.batches import read_scenes
 from models.constellation import constellation
 from capsules.experiments.generator import sample_scenes
 scenes = sample_scenes(1400, seed=11).take(slice({scenes}))
 for devices in (1, 2):
-    run = lambda: cavi.run(constellation, scenes, 0, restarts={restarts}, devices=devices)
+    options = dict(num_restarts={restarts}, devices=devices)
+    run = lambda: cavi.run(constellation, scenes, jax.random.key(0), **options)
     run()
     began = time.perf_counter()
     run()
@@ -67,12 +69,13 @@ for devices in (1, 2):
 _FIRST = """
 import time
 began = time.perf_counter()
+import jax
 from inference import cavi
 from models.program.batches import read_scenes
 from models.constellation import constellation
 from capsules.experiments.generator import sample_scenes
 scenes = sample_scenes(30, seed=11).take(slice(16))
-cavi.run(constellation, scenes, 0, restarts=5)
+cavi.run(constellation, scenes, jax.random.key(0), num_restarts=5)
 print(time.perf_counter() - began)
 """
 
@@ -199,9 +202,9 @@ def _scenes(count: int, names: tuple[str, ...] = OBJECTS[3]) -> Scene:
 def _rate(scenes: Scene, restarts: int, names: tuple[str, ...] = OBJECTS[3]) -> float:
     """Scenes a second, to convergence, with everything compiled."""
     program = _program(names)
-    cavi.run(program, scenes, 0, restarts=restarts)
+    cavi.run(program, scenes, jax.random.key(0), num_restarts=restarts)
     began = time.perf_counter()
-    cavi.run(program, scenes, 0, restarts=restarts)
+    cavi.run(program, scenes, jax.random.key(0), num_restarts=restarts)
     return len(scenes.points) / (time.perf_counter() - began)
 
 

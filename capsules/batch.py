@@ -24,7 +24,8 @@ from jaxtyping import Int
 import guides
 import models
 from capsules.files.scenes import SceneFile, whole_file
-from capsules.methods import Progress, infer
+from capsules.methods import infer
+from inference.method import Report, reporter
 from inference.result import Result, join_results
 from models.errors import InputError
 from models.scenes import Scene
@@ -35,12 +36,12 @@ BLOCK = 1024
 CHUNK = 8 * BLOCK
 """Scenes of a part, unless it is said otherwise."""
 
-VERSION = 3
+VERSION = 4
 """To be raised where a change of the code makes stored answers stale."""
 
 MANIFEST = "manifest.json"
 
-_ARRAYS = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps")
+_ARRAYS = ("match_probs", "pose_mean", "pose_covariance", "labels", "converged", "steps")
 _BOUNDS = ("elbo", "log_evidence")
 _DETAIL = "detail_"
 
@@ -51,7 +52,7 @@ class Job(NamedTuple):
     method: str
     seed: int
     settings: Mapping[str, Any]
-    """Those that change the answer: `prior`, `preset`, `objects`, `precision`, `restarts`, ..."""
+    """Those that change the answer: `prior`, `preset`, `precision`, `num_restarts`, ..."""
     devices: int = 1
 
     @property
@@ -113,26 +114,25 @@ class Work:
     def results(
         self,
         chunks: Sequence[int],
-        progress: Progress | None = None,
+        progress_bar: bool | Report = False,
     ) -> Iterator[Result]:
         """The answers of some chunks: computed and kept, or read where they are there."""
         for chunk in chunks:
             if self.is_done(chunk):
                 yield self.load(chunk)
             else:
-                yield self.run(chunk, progress)
+                yield self.run(chunk, progress_bar)
 
-    def run(self, chunk: int, progress: Progress | None = None) -> Result:
+    def run(self, chunk: int, progress_bar: bool | Report = False) -> Result:
         """Infer the scenes of a chunk, and keep the answers."""
         numbers = self.scenes_of(chunk)
         first_block = chunk * self.chunk // BLOCK
-        answers = []
+        progress, answers = reporter(progress_bar), []
         for block, start in enumerate(range(0, len(numbers), BLOCK), first_block):
             some = numbers[start : start + BLOCK]
 
             def report(done: int, total: int, before: int = start, size: int = len(some)) -> None:
-                if progress is not None:
-                    progress(before + size * done // total, len(numbers))
+                progress(before + size * done // total, len(numbers))
 
             answers.append(_only_arrays(self._infer(self.file.take(some), block, report)))
             report(1, 1)
@@ -167,11 +167,11 @@ class Work:
             _write_json(self.folder / MANIFEST, self._manifest() | self._summary())
         return len(missing)
 
-    def _infer(self, scenes: Scene, block: int, progress: Progress) -> Result:
+    def _infer(self, scenes: Scene, block: int, progress: Report) -> Result:
         seed = self.job.seed
         if block:  # the first is what one gets from the method itself
             seed = int(np.random.SeedSequence([seed, block]).generate_state(1)[0])
-        return infer(self.job.method, scenes, seed, progress=progress, **self.job.all_options)
+        return infer(self.job.method, scenes, seed, progress_bar=progress, **self.job.all_options)
 
     def _open(self, folder: Path, fresh: bool) -> None:
         try:

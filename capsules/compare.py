@@ -1,20 +1,23 @@
 """Several methods on one scene, side by side, and against exact inference where that can be had."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import arviz as az
+import jax
 import numpy as np
 from jaxtyping import Float
 from rich import box
 from rich.table import Table
 
-from capsules.methods import METHODS, Progress, program_of, templates
+from capsules.methods import METHODS, program_of, templates
 from inference import exact
 from inference.conditions.sets import discrete_sites
 from inference.diagnostics.importance import GOOD_K, importance
 from inference.diagnostics.posterior_draws import draws_of
+from inference.method import Report
 from inference.posterior import symmetry
 from inference.posterior.densities import Draws, flat
 from inference.posterior.relabel import Frame, frame_of, match_probs, relabel, rename
@@ -65,7 +68,7 @@ def compare(
     prior: str = "uniform",
     rungs: int | None = None,
     twice: bool = True,
-    progress: Callable[[str], Progress] | None = None,
+    progress: Callable[[str], Report] | None = None,
 ) -> list[Row]:
     """Run methods on one scene, each on its own variant of the program.
 
@@ -117,7 +120,7 @@ def _exact_in_frame(program: Program, scene: Scene) -> _Exact | None:
     except (ConjugacyError, InputError):
         return None
     frame = frame_of(program, result)
-    draws = draws_of(program, result, 1, EXACT_DRAWS, 1)
+    draws = draws_of(program, result, jax.random.key(1), EXACT_DRAWS, 1)
     draws = relabel(symmetry.find(program, scene), frame, draws)
     pose = flat(draws)["pose"]
     return _Exact(frame, match_probs(draws), pose.mean(axis=0), pose.std(axis=0))
@@ -130,15 +133,17 @@ def _timed(
     seed: int,
     rungs: int | None,
     twice: bool,
-    progress: Callable[[str], Progress] | None,
+    progress: Callable[[str], Report] | None,
 ) -> tuple[Result, float]:
-    report = None if progress is None else progress(name)
+    report = False if progress is None else progress(name)
     method = METHODS[name]
-    options = {"rungs": rungs} if rungs is not None and "rungs" in method.options else {}
+    run = functools.partial(method.run, program, scene, jax.random.key(seed))
+    options = {} if rungs is None else {"num_temperatures": rungs}
+    options = {key: x for key, x in options.items() if key in method.options}
     began = time.perf_counter()
-    result = method.run(program, scene, seed, report, **options)
+    result = run(progress_bar=report, **options)
     first = time.perf_counter() - began
-    return (method.run(program, scene, seed, None, **options) if twice else result), first
+    return (run(**options) if twice else result), first
 
 
 def _row(
@@ -153,7 +158,7 @@ def _row(
     # Importance weights require one Normal for each pose, which a mixture over conditions has not.
     is_mixture = "conditions" in result.details or discrete_sites(program, result.scene)
     weigh = result.elbo is not None and not is_mixture
-    trusted = importance(program, result) if weigh else None
+    trusted = importance(program, result, jax.random.key(0)) if weigh else None
     match_error, match_distance, pose_error = _errors(result, draws, group, truth)
     ess, r_hat = (None, None) if draws is None else _sampling(draws)
     return Row(

@@ -7,9 +7,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
+from jaxtyping import Array
 
 from inference import cavi, exact, gibbs, nuts, ransac, svi
+from inference.method import Report
 from inference.result import Result
 from inference.variational import published
 from models.constellation import (
@@ -26,61 +29,27 @@ from models.scenes import Scene, check_scene
 from models.templates import SHAPES, Parts, shapes, stack, with_clutter
 
 MatchPrior = Literal["doubly_stochastic", "permutation", "mixture"]
-Progress = Callable[[int, int], None]
-"""Called with (done, in all) now and then."""
 
 
 class Method(NamedTuple):
     """How a method is run, and on which variant of the program."""
 
     run: Callable[..., Result]
-    """Of the program, the scene, the seed, whom to tell the progress, and options by name."""
+    """Of the program, the scene and `rng_key`; `progress_bar` and its options by name."""
     match_prior: MatchPrior
     options: frozenset[str] = frozenset()
     """Names of the options that it takes."""
 
 
-def _coordinate_ascent(
-    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
+def _exact(
+    program: Program, scene: Scene, rng_key: Array, *, progress_bar: bool | Report = False
 ) -> Result:
-    return cavi.run(program, scene, seed, progress=progress, **options)
+    return exact.run(program, scene, progress_bar=progress_bar)
 
 
-def _published(
-    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
-) -> Result:
-    return published.run(program, scene, seed, progress=progress, **options)
-
-
-def _ransac(
-    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
-) -> Result:
-    return ransac.run(program, scene, seed, progress=progress, **options)
-
-
-def _exact(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
-    return exact.run(program, scene, progress=progress)
-
-
-def _svi(program: Program, scene: Scene, seed: int, progress: Progress | None) -> Result:
-    return svi.run(program, scene, seed, restarts=8, particles=4, progress=progress)
-
-
-_FIRST_LOOK: dict[str, Any] = {"num_warmup": 100, "num_draws": 100}
-
-
-def _nuts(
-    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
-) -> Result:
-    return nuts.run(program, scene, seed, progress=progress, **_FIRST_LOOK | options)
-
-
-def _gibbs(
-    program: Program, scene: Scene, seed: int, progress: Progress | None, **options: Any
-) -> Result:
-    budget = _FIRST_LOOK | {"rungs": 12}
-    return gibbs.run(program, scene, seed, progress=progress, **budget | options)
-
+_svi = functools.partial(svi.run, num_restarts=8, num_particles=4)
+_nuts = functools.partial(nuts.run, num_warmup=100, num_samples=100)
+_gibbs = functools.partial(gibbs.run, num_warmup=100, num_samples=100, num_temperatures=12)
 
 MAX_PARTS = 512
 """Parts of all objects of the command line's programs together."""
@@ -89,15 +58,25 @@ FARTHEST, NEAREST = 1e4, 1e-6
 """Coordinates that scenes may have, at most and as the largest of all; the model thinks of 1."""
 
 _ASCENT = frozenset(
-    {"restarts", "confirmations", "start", "projection", "schedule", "fewest_points", "devices"}
+    {
+        "num_restarts",
+        "confirmations",
+        "init_strategy",
+        "projection",
+        "schedule",
+        "fewest_points",
+        "devices",
+    }
 )
 _RANSAC = frozenset({"bases", "tolerance", "refit", "cost", "cover", "devices"})
-_CHAINS = frozenset({"num_chains", "num_warmup", "num_draws", "rungs", "start"})
+_CHAINS = frozenset(
+    {"num_chains", "num_warmup", "num_samples", "num_temperatures", "init_strategy"}
+)
 
 METHODS: dict[str, Method] = {
-    "ds": Method(_coordinate_ascent, "doubly_stochastic", _ASCENT),
-    "gmm": Method(_coordinate_ascent, "mixture", _ASCENT),
-    "ransac": Method(_ransac, "doubly_stochastic", _RANSAC),
+    "ds": Method(cavi.run, "doubly_stochastic", _ASCENT),
+    "gmm": Method(cavi.run, "mixture", _ASCENT),
+    "ransac": Method(ransac.run, "doubly_stochastic", _RANSAC),
     "exact": Method(_exact, "doubly_stochastic"),
     "svi": Method(_svi, "doubly_stochastic"),
     "nuts": Method(_nuts, "doubly_stochastic", _CHAINS),
@@ -124,9 +103,9 @@ class Preset(NamedTuple):
     method: Method | None = None
 
 
-_PUBLISHED = Method(_published, "doubly_stochastic", frozenset({"restarts"}))
+_PUBLISHED = Method(published.run, "doubly_stochastic", frozenset({"num_restarts"}))
 
-_PAPER: dict[str, Any] = {"start": "uniform", "restarts": 5, "confirmations": None}
+_PAPER: dict[str, Any] = {"init_strategy": "uniform", "num_restarts": 5, "confirmations": None}
 
 PRESETS: dict[str, dict[str, Preset]] = {
     "default": {},
@@ -215,20 +194,21 @@ def infer(
     prior: str = "uniform",
     preset: str = "default",
     clutter: int = 0,
-    progress: Progress | None = None,
+    progress_bar: bool | Report = False,
     **options: Any,
 ) -> Result:
     """Run a method by its name on one scene or a batch.
 
     The first arguments are as in `program_of`; `options` are those of the method, such as
-    `restarts`, and go before what the preset says.
+    `num_restarts`, and go before what the preset says.
     """
     given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     program = check_options(method, seed, preset=preset, clutter=clutter, **given, **options)
     parts = templates(None if objects is None else tuple(objects), clutter)
     scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
     settings = PRESETS[preset].get(method, Preset({})).options | options
-    return _method(method, preset).run(program, scene, seed, progress, **settings)
+    run = _method(method, preset).run
+    return run(program, scene, jax.random.key(seed), progress_bar=progress_bar, **settings)
 
 
 def _method(method: str, preset: str) -> Method:

@@ -18,7 +18,7 @@ from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float, Int
 
 from models.numerics.linalg import inverse_and_log_det, loop_total, total
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
 
@@ -63,7 +63,7 @@ class PartProbs(NamedTuple):
 
 
 def update_pose(
-    model: Conjugate,
+    model: LinearGaussianModel,
     owner: Int[np.ndarray, " N"],
     match_probs: Float[Array, "N N *scenes"],
     precision: Precision,
@@ -100,7 +100,7 @@ def update_pose(
 
 
 def expected_energy(
-    model: Conjugate, owner: Int[np.ndarray, " N"], pose: PoseFactor
+    model: LinearGaussianModel, owner: Int[np.ndarray, " N"], pose: PoseFactor
 ) -> Float[Array, "N N *scenes"]:
     """E_q(Y) of the squared distance of each point from each part, in units of the noise variance.
 
@@ -121,7 +121,7 @@ def expected_energy(
 
 
 def expected_log_likelihood(
-    model: Conjugate, energy: Float[Array, "N N *scenes"], precision: Precision
+    model: LinearGaussianModel, energy: Float[Array, "N N *scenes"], precision: Precision
 ) -> Float[Array, "N N *scenes"]:
     """E_q of the log density of each point as each part; zero in dummy rows.
 
@@ -140,19 +140,23 @@ def expected_log_likelihood(
 
 
 def match_log_weights(
-    model: Conjugate, log_likelihood: Float[Array, "N N *scenes"], part_probs: PartProbs | None
+    model: LinearGaussianModel,
+    log_likelihood: Float[Array, "N N *scenes"],
+    part_probs: PartProbs | None,
 ) -> Float[Array, "N N *scenes"]:
     """log rho (eqs. log_rho and log_rho_dummy): in dummy rows the likelihood is zero."""
     return log_prior(model, part_probs) + log_likelihood
 
 
-def log_prior(model: Conjugate, part_probs: PartProbs | None) -> Float[Array, "N N *scenes"]:
+def log_prior(
+    model: LinearGaussianModel, part_probs: PartProbs | None
+) -> Float[Array, "N N *scenes"]:
     """log a_mn, or its expectation where the part probabilities are unknown."""
     return model.match_logits if part_probs is None else part_probs.log_mean[None]
 
 
 def precision_gamma(
-    model: Conjugate,
+    model: LinearGaussianModel,
     match_probs: Float[Array, "N N *scenes"],
     energy: Float[Array, "N N *scenes"],
     beta: Float[Array, "*scenes"],
@@ -174,7 +178,7 @@ def precision_gamma(
 
 
 def update_precision(
-    model: Conjugate,
+    model: LinearGaussianModel,
     match_probs: Float[Array, "N N *scenes"],
     energy: Float[Array, "N N *scenes"],
     beta: Float[Array, "*scenes"],
@@ -184,7 +188,7 @@ def update_precision(
 
 
 def gamma_precision(
-    model: Conjugate,
+    model: LinearGaussianModel,
     concentration: Float[Array, "*scenes"],
     rate: Float[Array, "*scenes"],
     beta: Float[Array, "*scenes"],
@@ -203,7 +207,7 @@ def gamma_precision(
     return Precision(beta * concentration / rate, jnp.log(beta) + log_mean, kl)
 
 
-def fixed_precision(model: Conjugate, beta: Float[Array, "*scenes"]) -> Precision:
+def fixed_precision(model: LinearGaussianModel, beta: Float[Array, "*scenes"]) -> Precision:
     """A known precision at beta; where it is unknown, its prior mean, to start from."""
     if model.precision_prior is None:
         return Precision(beta, jnp.log(beta), jnp.zeros_like(beta))
@@ -213,7 +217,7 @@ def fixed_precision(model: Conjugate, beta: Float[Array, "*scenes"]) -> Precisio
 
 
 def part_dirichlet(
-    model: Conjugate, match_probs: Float[Array, "N N *scenes"]
+    model: LinearGaussianModel, match_probs: Float[Array, "N N *scenes"]
 ) -> Float[Array, "N *scenes"]:
     """Concentration of q(pi), a Dirichlet: it grows by the points that each part has."""
     assert model.part_prior is not None
@@ -221,12 +225,16 @@ def part_dirichlet(
     return model.part_prior + total(match_probs * present[:, None], axis=0)
 
 
-def update_part_probs(model: Conjugate, match_probs: Float[Array, "N N *scenes"]) -> PartProbs:
+def update_part_probs(
+    model: LinearGaussianModel, match_probs: Float[Array, "N N *scenes"]
+) -> PartProbs:
     """q(pi) given R."""
     return dirichlet_part_probs(model, part_dirichlet(model, match_probs))
 
 
-def dirichlet_part_probs(model: Conjugate, concentration: Float[Array, "N *scenes"]) -> PartProbs:
+def dirichlet_part_probs(
+    model: LinearGaussianModel, concentration: Float[Array, "N *scenes"]
+) -> PartProbs:
     """What the other updates need of a Dirichlet q(pi)."""
     assert model.part_prior is not None
     prior = model.part_prior
@@ -242,7 +250,7 @@ def dirichlet_part_probs(model: Conjugate, concentration: Float[Array, "N *scene
 
 
 def elbo_terms(
-    model: Conjugate,
+    model: LinearGaussianModel,
     match_probs: Float[Array, "N N *scenes"],
     entropy: Float[Array, "*scenes"],
     log_normalizer: Float[Array, "*scenes"],
@@ -271,7 +279,7 @@ def elbo_terms(
     )
 
 
-def pose_kl(model: Conjugate, pose: PoseFactor) -> Float[Array, "*scenes"]:
+def pose_kl(model: LinearGaussianModel, pose: PoseFactor) -> Float[Array, "*scenes"]:
     """KL(q(Y) || p(Y)) of the Normals, summed over objects."""
     prior_precision, prior_log_det = _prior_precision(model)
     size = prior_precision.shape[0]
@@ -281,13 +289,13 @@ def pose_kl(model: Conjugate, pose: PoseFactor) -> Float[Array, "*scenes"]:
     return 0.5 * total(distance - size + prior_log_det + pose.log_det_precision, axis=0)
 
 
-def _design(model: Conjugate) -> Float[Array, "p N d *scenes"]:
+def _design(model: LinearGaussianModel) -> Float[Array, "p N d *scenes"]:
     """F with the pose axis first, where sums over it run along contiguous memory."""
     return jnp.moveaxis(model.parts.F, 2, 0)
 
 
 def _prior_precision(
-    model: Conjugate,
+    model: LinearGaussianModel,
 ) -> tuple[Float[Array, "p p K *scenes"], Float[Array, "K *scenes"]]:
     """D0^-1 and log |D0| of every object."""
     precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, 2))
@@ -295,14 +303,14 @@ def _prior_precision(
 
 
 def _sum_by_object(
-    values: Float[Array, "..."], owner: Int[np.ndarray, " N"], model: Conjugate, axis: int
+    values: Float[Array, "..."], owner: Int[np.ndarray, " N"], model: LinearGaussianModel, axis: int
 ) -> Float[Array, "..."]:
     """Sum over the parts of each object: the axis of parts becomes one of objects."""
     groups = (np.flatnonzero(owner == k) for k in range(len(model.pose_mean)))
     return jnp.stack([total(jnp.take(values, g, axis=axis), axis) for g in groups], axis=axis)
 
 
-def _inverse_variance(model: Conjugate) -> Float[Array, "N d *scenes"]:
+def _inverse_variance(model: LinearGaussianModel) -> Float[Array, "N d *scenes"]:
     """1 / v where a part has a feature, zero where it has not."""
     return model.parts.feature_mask / model.parts.variance
 

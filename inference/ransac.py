@@ -8,7 +8,6 @@ a set that explains the scene is chosen (`inference.proposals.covers`).
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from inference.devices import mesh_of, sharded
+from inference.method import Report, method, reporter
 from inference.proposals import starts
 from inference.proposals.covers import Candidates, best_cover, promises, sequential_cover
 from inference.proposals.hypotheses import (
@@ -38,8 +38,8 @@ from inference.result import Result, partition
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
 from models.program.batches import Reading, Skeleton, map_scenes, read_scenes
-from models.program.reading import Conjugate, Program, described
-from models.scenes import Scene, check_scene
+from models.program.reading import LinearGaussianModel, Program, described
+from models.scenes import Scene
 
 _CHUNK = 64  # scenes at a time
 
@@ -77,10 +77,11 @@ class Found(NamedTuple):
     cost: Float[AnyArray, " K"]
 
 
+@method
 def run(
     program: Program,
     scene: Scene,
-    key: Array | int = 0,
+    rng_key: Array,
     *,
     bases: Literal["all", "first"] = "all",
     tolerance: float = 0.3,
@@ -90,7 +91,7 @@ def run(
     features: int | None = None,
     fewest_points: int | None = None,
     devices: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress_bar: bool | Report = False,
 ) -> Result:
     """Explain one scene, or each of a batch, by objects that some of its points suggest.
 
@@ -117,12 +118,11 @@ def run(
         fewest_points: that an object has; by default more than fix its pose and, with "sequential",
             more than half of its parts.
         devices: local devices that the scenes are spread over.
-        progress: called with (scenes finished, scenes in all) now and then.
+        progress_bar: show one, or call a function with (scenes finished, scenes in all).
     """
-    began = time.perf_counter()
     if not tolerance > 0:
         raise InputError(f"the tolerance must be a positive distance, got {tolerance}; try 0.3")
-    scenes = check_scene(scene).batch()
+    scenes = scene.batch()
     reading = read_scenes(program, scenes)
     if not isinstance(reading, Reading):
         name, prior = next(iter(reading.items()))
@@ -130,8 +130,8 @@ def run(
     seen = reading.model.seen
     if not (seen == seen[:, :1]).all():
         raise InputError(
-            "ransac wants points that are seen whole or not at all, but some features of a point "
-            "are missing; use the method ds"
+            "ransac requires points that are seen whole or not at all, but some features of a "
+            "point are missing; use the method ds"
         )
     has_clutter = reading.skeleton.has_clutter
     settings = Settings(
@@ -139,22 +139,18 @@ def run(
     )
     reading = _at_prior_mean(reading)
     solve, owner = _solver(reading.skeleton, settings, devices)
-    base_key = jax.random.key(key) if isinstance(key, int) else key
     count = len(scenes.points)
-    keys = jax.vmap(lambda i: jax.random.fold_in(base_key, i))(jnp.arange(count))
-    outputs = []
+    keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(jnp.arange(count))
+    report, outputs = reporter(progress_bar), []
     at_a_time = _CHUNK * devices
     for start in range(0, count, at_a_time):
         some = np.arange(start, min(start + at_a_time, count))
         padded = np.resize(some, at_a_time if count > 1 else devices)
         found = solve(reading.take(padded), keys[padded])
         outputs.append(jax.tree.map(np.asarray, found))
-        if progress is not None:
-            progress(start + len(some), count)
+        report(start + len(some), count)
     found = jax.tree.map(lambda *chunks: np.concatenate(chunks)[:count], *outputs)  # no padding
-    result = _result(found, scenes, owner)
-    result = result if scene.is_batch else result.take(0)
-    return replace(result, seconds=time.perf_counter() - began)
+    return _result(found, scenes, owner)
 
 
 def _at_prior_mean(reading: Reading) -> Reading:
@@ -171,15 +167,15 @@ def _at_prior_mean(reading: Reading) -> Reading:
 @functools.lru_cache(maxsize=32)
 def _solver(
     skeleton: Skeleton, settings: Settings, devices: int
-) -> tuple[Callable[[Conjugate, Array], Found], Int[np.ndarray, " N"]]:
+) -> tuple[Callable[[LinearGaussianModel, Array], Found], Int[np.ndarray, " N"]]:
     """Compiled once for each skeleton of a program and choice of settings."""
     plan = make_plan(skeleton, settings.bases)
 
-    def explain_one(model: Conjugate, key: Array) -> Found:
+    def explain_one(model: LinearGaussianModel, key: Array) -> Found:
         return explain(key, model, plan, settings)
 
     @functools.partial(sharded, mesh=mesh_of(devices), out_axis=0)
-    def solve(model: Conjugate, keys: Array) -> Found:
+    def solve(model: LinearGaussianModel, keys: Array) -> Found:
         return map_scenes(explain_one, model, keys)
 
     return solve, plan.structure.owner
@@ -198,7 +194,7 @@ def make_plan(skeleton: Skeleton, bases: str) -> Plan:
     return Plan(structure, kind, first, basis, valid)
 
 
-def explain(key: Array, model: Conjugate, plan: Plan, settings: Settings) -> Found:
+def explain(key: Array, model: LinearGaussianModel, plan: Plan, settings: Settings) -> Found:
     """Hypotheses of every kind, the best cover of the points by them, and their poses."""
     structure = plan.structure
     tuples = tuples_of_points(key, model.seen.any(axis=1), structure.basis_size)
@@ -266,7 +262,7 @@ def _result(found: Found, scenes: Scene, owner: Int[np.ndarray, " N"]) -> Result
         match_probs=match_probs,
         pose_mean=found.pose_mean,
         pose_covariance=found.pose_covariance,
-        object=partition(match_probs, owner, scenes.present),
+        labels=partition(match_probs, owner, scenes.present),
         owner=owner,
         converged=(explained == scenes.present).all(axis=1),
         steps=np.ones(num_scenes, int),

@@ -27,7 +27,7 @@ class Result:
     """Probability of each row (point or dummy) being each part."""
     pose_mean: Float[np.ndarray, "*batch K p"]
     pose_covariance: Float[np.ndarray, "*batch K p p"]
-    object: Int[np.ndarray, "*batch N"]
+    labels: Int[np.ndarray, "*batch N"]
     """The most probable partition: the object of each point, K for clutter, -1 in dummy rows."""
     owner: Int[np.ndarray, " N"]
     """The object that each part belongs to, K for slots of clutter."""
@@ -91,7 +91,7 @@ class Result:
         """The result for one scene of a batch."""
         if not self.is_batch:
             return self
-        names = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps")
+        names = ("match_probs", "pose_mean", "pose_covariance", "labels", "converged", "steps")
         parts = {name: getattr(self, name)[index] for name in names}
         for name in ("elbo", "log_evidence"):
             value = getattr(self, name)
@@ -119,7 +119,7 @@ def join_results(results: Sequence[Result]) -> Result:
             return np.concatenate(values)
         return list(itertools.chain(*values)) if isinstance(values[0], list) else values[0]
 
-    names = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps")
+    names = ("match_probs", "pose_mean", "pose_covariance", "labels", "converged", "steps")
     fields: dict[str, Any] = {name: joined([getattr(r, name) for r in results]) for name in names}
     for name in ("elbo", "log_evidence"):
         if getattr(results[0], name) is not None:

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.program.batches import read_scenes
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 from models.scenes import Scene
 from models.templates import Parts
 from tests import oracle
@@ -141,7 +141,7 @@ class Stacked(NamedTuple):
     scenes: Scene
     problems: list[Problem]
 
-    def conjugate(self) -> Conjugate:
+    def conjugate(self) -> LinearGaussianModel:
         """Read all of them, scene axis last."""
         return jax.tree.map(jnp.asarray, read_scenes(self.program, self.scenes).model)
 

@@ -10,7 +10,7 @@ from capsules.commands.shared import progress_bar
 from capsules.files.points import stored_scene
 
 if TYPE_CHECKING:
-    from capsules.methods import Progress as Report
+    from inference.method import Report
 
 
 def compare(

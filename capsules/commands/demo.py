@@ -138,7 +138,7 @@ def _infer_all(
                 bar.update(task, completed=done, total=total)
 
             with Stopwatch() as watch:
-                call = partial(infer, name, scene, seed, progress=report, **given)
+                call = partial(infer, name, scene, seed, progress_bar=report, **given)
                 result = watch.time(call)
             timed.append((replace(result, seconds=watch.seconds), result.seconds))
             bar.update(task, description=f"{name}: done", total=1, completed=1)
@@ -192,6 +192,6 @@ def _accuracy(result: "Result", scene: "Scene") -> str:
 
     if scene.object is None:
         return "truth unknown"
-    labels = np.asarray(scene.object)[None], result.object[None]
+    labels = np.asarray(scene.object)[None], result.labels[None]
     metrics = partition_metrics(*labels, result.pose_mean.shape[-2])
     return f"{metrics['scene_accuracy'][0]:.0f}"

@@ -76,7 +76,7 @@ def evaluate(
     names = shape_names(shapes)
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
-    options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    options |= {"preset": preset} | ({} if restarts is None else {"num_restarts": restarts})
     options |= {"clutter": clutter} if clutter else {}
     job = Job(method, seed, options, devices)
     check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import typer
 
 from capsules.commands.options import Index, Precision, Seed, Shapes
@@ -51,7 +52,14 @@ def film(
     program = methods.program_of("ds", objects, precision)
     scene = read_scene(file, index, parts.num_parts)
     with whole_file(out) as film_file:
-        result = cavi.run(program, scene, seed, restarts=restarts, start="uniform", history=True)
+        result = cavi.run(
+            program,
+            scene,
+            jax.random.key(seed),
+            num_restarts=restarts,
+            init_strategy="uniform",
+            history=True,
+        )
         frames = write_film(
             result,
             parts,

@@ -92,9 +92,9 @@ def infer(
     names = names_of(shapes)
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
-    options |= {"preset": preset} | ({} if restarts is None else {"restarts": restarts})
+    options |= {"preset": preset} | ({} if restarts is None else {"num_restarts": restarts})
     options |= {"clutter": clutter} if clutter else {}
-    options |= {} if rungs is None else {"rungs": rungs}
+    options |= {} if rungs is None else {"num_temperatures": rungs}
     if every:
         if (index, plot, json_file) != (0, None, None):
             raise InputError(

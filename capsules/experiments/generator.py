@@ -20,7 +20,7 @@ CHUNK = 12_800
 
 
 def sample_scenes(
-    num_draws: int = 512,
+    num_samples: int = 512,
     sigma: float = 0.0,
     seed: int = 0,
     objects: Sequence[str] = ("square", "triangle", "square"),
@@ -32,7 +32,7 @@ def sample_scenes(
     """Draw scenes; the first draws are the same however many are asked for.
 
     Args:
-        num_draws: draws, before empty scenes are dropped.
+        num_samples: draws, before empty scenes are dropped.
         sigma: standard deviation of the noise on the template's vertices.
         objects: shapes that a scene may contain; each has its own rows, in this order.
         centred: whether the shapes are centred before they are turned. By default as in the
@@ -43,8 +43,8 @@ def sample_scenes(
             with probability 1/2, uniform between -1 and 1, and labelled by the number of objects.
             The objects are the same as without it.
     """
-    if num_draws < 1:
-        raise InputError(f"wanted at least one draw, got {num_draws}; ask for 1 or more")
+    if num_samples < 1:
+        raise InputError(f"wanted at least one draw, got {num_samples}; ask for 1 or more")
     if not np.isfinite(sigma) or sigma < 0:
         raise InputError(f"the template noise sigma must be 0 or more, got {sigma}; try 0.1")
     if not 0 < presence <= 1:
@@ -59,19 +59,21 @@ def sample_scenes(
         raise InputError(f"the number of clutter points must be 0 or more, got {clutter}; try 3")
     centred = sigma > 0 if centred is None else centred
     owner = np.repeat(np.arange(len(objects)), [len(SHAPES[name]) for name in objects])
-    num_chunks = -(-num_draws // CHUNK)
+    num_chunks = -(-num_samples // CHUNK)
     chunks = [
         _chunk(np.random.default_rng([seed, chunk]), sigma, objects, centred, presence)
         for chunk in range(num_chunks)
     ]
-    points = np.concatenate([points for points, _ in chunks])[:num_draws]
-    object_present = np.concatenate([present for _, present in chunks])[:num_draws]
+    points = np.concatenate([points for points, _ in chunks])[:num_samples]
+    object_present = np.concatenate([present for _, present in chunks])[:num_samples]
     present = object_present[:, owner]
     if clutter:
         stray = [_clutter(np.random.default_rng([seed, c, 1]), clutter) for c in range(num_chunks)]
-        points = np.concatenate([points, np.concatenate([x for x, _ in stray])[:num_draws]], axis=1)
+        points = np.concatenate(
+            [points, np.concatenate([x for x, _ in stray])[:num_samples]], axis=1
+        )
         present = np.concatenate(
-            [present, np.concatenate([x for _, x in stray])[:num_draws]], axis=1
+            [present, np.concatenate([x for _, x in stray])[:num_samples]], axis=1
         )
         owner = np.append(owner, np.full(clutter, len(objects)))
     scene = Scene(

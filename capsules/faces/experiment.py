@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -108,11 +109,13 @@ def explain(
     """
     program = study.program(scenes.poses.shape[1])
     single, refitted = (
-        ransac.run(program, scenes.scene, seed, refit=refit, **RANSAC_OPTIONS)
+        ransac.run(program, scenes.scene, jax.random.key(seed), refit=refit, **RANSAC_OPTIONS)
         for refit in (False, True)
     )
     results = {
-        "vi": cavi.run(program, scenes.scene, seed, restarts=restarts, fewest_points=1),
+        "vi": cavi.run(
+            program, scenes.scene, jax.random.key(seed), num_restarts=restarts, fewest_points=1
+        ),
         "ransac": single,
         "refit": refitted,
     }
@@ -131,7 +134,7 @@ def poses_of_faces(
     num_objects = result.pose_mean.shape[1]
     truth = np.asarray(scenes.scene.object)
     together = np.eye(num_objects)[truth] * (truth >= 0)[..., None]
-    shared = np.swapaxes(together, 1, 2) @ np.eye(num_objects)[result.object]
+    shared = np.swapaxes(together, 1, 2) @ np.eye(num_objects)[result.labels]
     index = (np.arange(len(truth))[:, None], shared.argmax(axis=2))
     mean = result.pose_mean[index]
     if rng is None:
@@ -168,7 +171,7 @@ def measure(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> dict[
     """
     truth = np.asarray(scenes.scene.object)
     numbers = {
-        f"right_{name}": same_partition(truth, result.object).astype(float)
+        f"right_{name}": same_partition(truth, result.labels).astype(float)
         for name, result in explained.results.items()
     }
     for name, poses in explained.poses.items():

@@ -69,7 +69,7 @@ def plot_faces(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> Fi
     puts them into, and how far each method's picture is from the scene.
     """
     scene, wanted = scenes.scene.take(0), true_scene(study, scenes, 0)[0]
-    found = explained.results["vi"].object[0]
+    found = explained.results["vi"].labels[0]
     names = ("vi", "ransac", "refit")
     with style():
         figure = Figure(figsize=(9.6, 5.3), layout="compressed")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from models.program.batches import Reading
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 
 Values = dict[str, np.ndarray]
 """Joint values of discrete conditions by site, (values, ...)."""
@@ -47,8 +47,8 @@ def alike_objects(reading: Reading, values: Values, count: int) -> Int[np.ndarra
 
 
 def _swap_is_a_symmetry(
-    model: Conjugate,
-    varies: Conjugate,
+    model: LinearGaussianModel,
+    varies: LinearGaussianModel,
     values: Values,
     count: int,
     order: Int[np.ndarray, " K"],

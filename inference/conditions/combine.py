@@ -53,7 +53,7 @@ def mix(
         for name in ("best_match", "sparse", "attempt")
         if name in found.details
     }
-    labels = found.object[best]
+    labels = found.labels[best]
     if "partitions" in found.details:
         listed = [
             _merged(found.details["partitions"], weight, scene_of == s, mean.shape[1])
@@ -68,7 +68,7 @@ def mix(
         match_probs=average(found.match_probs, scene_of, weight, num_scenes),
         pose_mean=mean,
         pose_covariance=average(covariance, scene_of, weight, num_scenes),
-        object=labels,
+        labels=labels,
         converged=found.converged[best],
         steps=found.steps[best],
         elbo=None if is_exact else total,

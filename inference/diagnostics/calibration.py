@@ -14,30 +14,31 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy.stats import chisquare
 
 from inference.diagnostics.posterior_draws import draws_of
+from inference.method import Report, reporter
 from inference.posterior import symmetry
-from inference.posterior.densities import as_key, flat, prior_draws, replicate
+from inference.posterior.densities import flat, prior_draws, replicate
 from inference.posterior.relabel import frame_of, relabel, rename
 from inference.result import Result
 from models.errors import InputError
 from models.program.reading import Program
 from models.scenes import Scene
 
-Method = Callable[[Program, Scene, int], Result]
+Method = Callable[[Program, Scene, Array], Result]
 """For example `cavi.run`, `nuts.run`, or a partial of one."""
 
 
 class Calibration(NamedTuple):
-    """Ranks of the true poses, 0 to `num_draws`, uniform if the method is calibrated."""
+    """Ranks of the true poses, 0 to `num_samples`, uniform if the method is calibrated."""
 
     ranks: Int[np.ndarray, "scenes K p"]
-    num_draws: int
+    num_samples: int
 
     def p_values(self, bins: int = 10) -> Float[np.ndarray, "K p"]:
         """Of a chi-square test that the ranks of each pose dimension are uniform.
 
         A rank is spread evenly over its own bin of 1 / (draws + 1), so bins of any number fit.
         """
-        edges = np.linspace(0, self.num_draws + 1, bins + 1)
+        edges = np.linspace(0, self.num_samples + 1, bins + 1)
         expected = len(self.ranks) / bins
         covered = np.clip(edges[1:] - self.ranks[..., None], 0, 1) - np.clip(
             edges[:-1] - self.ranks[..., None], 0, 1
@@ -49,13 +50,13 @@ def calibrate(
     program: Program,
     method: Method,
     present: Bool[np.ndarray, " N"],
-    num_features: int = 2,
+    rng_key: Array,
     *,
-    key: Array | int = 0,
+    num_features: int = 2,
     num_scenes: int = 100,
-    num_draws: int = 99,
+    num_samples: int = 99,
     together: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress_bar: bool | Report = False,
 ) -> Calibration:
     """Ranks of true poses among the draws of a method, over scenes drawn from the program.
 
@@ -64,10 +65,10 @@ def calibrate(
 
     Args:
         program: whose priors do not look at the points.
-        method: a function of program, scene and seed.
+        method: a function of program, scene and `rng_key`.
         present: which rows of a scene are points.
         num_features: of a point.
-        num_draws: with which each truth is ranked; those of a sampler are thinned to so many.
+        num_samples: with which each truth is ranked; those of a sampler are thinned to so many.
         together: give the method all scenes at once, as a batch, where it takes one (`cavi.run`,
             `svi.run`); much quicker.
     """
@@ -77,22 +78,22 @@ def calibrate(
             f"wanted which rows of a scene are points, with at least one, got {present.tolist()}; "
             "try np.ones(N, bool)"
         )
-    prior_key, points_key, draws_key = jax.random.split(as_key(key), 3)
+    prior_key, points_key, draws_key, method_key = jax.random.split(rng_key, 4)
+    keys = jax.random.split(method_key, num_scenes)
     blank = Scene(np.zeros((len(present), num_features)), present)
     truths = prior_draws(program, blank, prior_key, num_scenes)
     points = replicate(program, blank, truths, points_key)
     group = symmetry.find(program, blank)
-    ranks = []
+    report, ranks = reporter(progress_bar), []
     if together:
-        every = method(program, Scene(points, np.tile(present, (num_scenes, 1))), 0)
+        every = method(program, Scene(points, np.tile(present, (num_scenes, 1))), method_key)
     for i in range(num_scenes):
-        result = every.take(i) if together else method(program, Scene(points[i], present), i)
-        drawn = draws_of(program, result, jax.random.fold_in(draws_key, i), num_draws, 1)
+        result = every.take(i) if together else method(program, Scene(points[i], present), keys[i])
+        drawn = draws_of(program, result, jax.random.fold_in(draws_key, i), num_samples, 1)
         frame = frame_of(program, result)
         poses = flat(relabel(group, frame, drawn))["pose"]
-        poses = poses[np.linspace(0, len(poses) - 1, num_draws).round().astype(int)]
+        poses = poses[np.linspace(0, len(poses) - 1, num_samples).round().astype(int)]
         truth = rename(group, frame, truths["pose"][[i]]).pose
         ranks.append((poses < truth).sum(axis=0))
-        if progress is not None:
-            progress(i + 1, num_scenes)
-    return Calibration(np.stack(ranks), num_draws)
+        report(i + 1, num_scenes)
+    return Calibration(np.stack(ranks), num_samples)

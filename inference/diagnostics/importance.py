@@ -23,7 +23,7 @@ from scipy.stats import multivariate_normal
 from inference.diagnostics.neighbours import neighbouring_frames
 from inference.diagnostics.posterior_draws import draws_of
 from inference.posterior import symmetry
-from inference.posterior.densities import as_key, flat, latent_supports, log_joint
+from inference.posterior.densities import flat, latent_supports, log_joint
 from inference.posterior.poses import is_site
 from inference.posterior.relabel import Frame
 from inference.posterior.symmetry import Symmetry
@@ -67,8 +67,8 @@ class Trust(NamedTuple):
 def importance(
     program: Program,
     result: Result,
-    key: Array | int = 0,
-    num_draws: int = 2000,
+    rng_key: Array,
+    num_samples: int = 2000,
     *,
     search: bool = True,
 ) -> Trust:
@@ -82,11 +82,11 @@ def importance(
         result: of a variational method, for one scene; or `local_optima` of one.
         search: False estimates the evidence by q alone, which is then that of q's own modes.
     """
-    fit_key, draw_key, search_key, again_key = jax.random.split(as_key(key), 4)
+    fit_key, draw_key, search_key, again_key = jax.random.split(rng_key, 4)
     scene = result.scene.take(0) if result.is_batch else result.scene
 
     def weighed(proposal: Proposal, key: Array) -> Trust:
-        draws, log_q = proposal.draw(key, num_draws)
+        draws, log_q = proposal.draw(key, num_samples)
         return weigh(log_joint(program, scene, draws) - log_q)
 
     proposal = Proposal.fit(program, result, fit_key)
@@ -103,12 +103,10 @@ def importance(
     )
 
 
-def local_optima(
-    program: Program, scene: Scene, key: Array | int = 0, restarts: int = 256
-) -> Result:
+def local_optima(program: Program, scene: Scene, rng_key: Array, num_restarts: int = 256) -> Result:
     """Where coordinate ascent ends from each of many starts: one scene of a batch for each."""
-    copies = scene.batch().take(np.zeros(restarts, int))
-    return cavi.run(program, copies, key, restarts=1)
+    copies = scene.batch().take(np.zeros(num_restarts, int))
+    return cavi.run(program, copies, rng_key, num_restarts=1)
 
 
 def weigh(log_weights: Float[np.ndarray, " draws"]) -> Trust:
@@ -170,11 +168,11 @@ class Proposal(NamedTuple):
         return self._replace(frames=tuple(frames), weights=weights)
 
     def draw(
-        self, key: Array, num_draws: int
+        self, key: Array, num_samples: int
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " draws"]]:
         """Draws of all latent sites but the match, and their log density."""
         which_key, pose_key, other_key = jax.random.split(key, 3)
-        uniform = (np.arange(num_draws) + float(jax.random.uniform(which_key))) / num_draws
+        uniform = (np.arange(num_samples) + float(jax.random.uniform(which_key))) / num_samples
         which = np.minimum(np.searchsorted(np.cumsum(self.weights), uniform), len(self.frames) - 1)
         mean = np.stack([frame.mean for frame in self.frames])[which]
         factor = np.linalg.cholesky(np.stack([frame.covariance for frame in self.frames]))[which]
@@ -183,7 +181,7 @@ class Proposal(NamedTuple):
         pose = mean + np.einsum("nkpq,nkq->nkp", factor, noise)
         by_frame = [log_mean_density(frame, self.symmetry, pose) for frame in self.frames]
         log_density = logsumexp(by_frame, b=self.weights[:, None], axis=0)
-        others, others_log_density = self.others.draw(other_key, num_draws)
+        others, others_log_density = self.others.draw(other_key, num_samples)
         return {"pose": pose} | others, log_density + others_log_density
 
 
@@ -255,21 +253,21 @@ class _Others(NamedTuple):
         return cls(supports, table.mean(axis=0), np.atleast_2d(np.cov(table.T)), middle)
 
     def draw(
-        self, key: Array, num_draws: int
+        self, key: Array, num_samples: int
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " draws"] | float]:
         if not self.supports:
             return {}, 0.0
         normal = multivariate_normal(self.mean, self.covariance)
-        noise = np.asarray(jax.random.normal(key, (num_draws, len(self.mean))))
+        noise = np.asarray(jax.random.normal(key, (num_samples, len(self.mean))))
         table = self.mean + noise @ np.linalg.cholesky(self.covariance).T
         log_density, start, values = normal.logpdf(table), 0, {}
         for name, (support, shape) in self.supports.items():
             transform = biject_to(support)
             free_shape = transform.inverse_shape(shape)
             size = int(np.prod(free_shape))
-            free = jnp.asarray(table[:, start : start + size]).reshape(num_draws, *free_shape)
+            free = jnp.asarray(table[:, start : start + size]).reshape(num_samples, *free_shape)
             values[name] = np.asarray(transform(free))
             jacobian = np.asarray(transform.log_abs_det_jacobian(free, values[name]))
-            log_density = log_density - jacobian.reshape(num_draws, -1).sum(axis=1)
+            log_density = log_density - jacobian.reshape(num_samples, -1).sum(axis=1)
             start += size
         return values, log_density

@@ -66,7 +66,7 @@ def score(result: Result) -> dict[str, Scores]:
     truth = np.where(present, np.atleast_2d(result.scene.object), -1)
     num_objects = result.pose_mean.shape[-2]
     return {
-        "partition": partition_metrics(truth, np.atleast_2d(result.object), num_objects),
+        "partition": partition_metrics(truth, np.atleast_2d(result.labels), num_objects),
         "slots": partition_metrics(truth, slot_labels(result), num_objects),
     }
 

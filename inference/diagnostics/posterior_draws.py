@@ -10,18 +10,17 @@ from scipy.optimize import linear_sum_assignment
 
 from guides import meanfield
 from inference import exact
-from inference.posterior.densities import as_key
 from inference.result import Result
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
-from models.program.reading import Conjugate, Program, read
+from models.program.reading import LinearGaussianModel, Program, read
 
 
 def draws_of(
     program: Program,
     result: Result,
-    key: Array | int = 0,
-    num_draws: int = 1000,
+    rng_key: Array,
+    num_samples: int = 1000,
     num_chains: int = 4,
 ) -> dict[str, np.ndarray]:
     """Draws by site, (chains, draws, ...); `match` is the part of each row, -1 in dummy rows.
@@ -34,12 +33,12 @@ def draws_of(
         raise InputError("draws are for one scene, got a result for a batch; use result.take(i)")
     if result.draws is not None:
         return _divided(result.draws, num_chains) if result.elbo is not None else result.draws
-    count = num_draws * num_chains
+    count = num_samples * num_chains
     if result.method == "exact":
-        drawn = exact.sample(program, result.scene, key, count)
+        drawn = exact.sample(program, result.scene, rng_key, count)
         independent = {"match": drawn.match, "pose": drawn.pose} | (drawn.conditions or {})
     elif result.elbo is not None:
-        independent = _variational(program, result, as_key(key), count)
+        independent = _variational(program, result, rng_key, count)
     else:
         raise InputError(
             f"the method {result.method!r} has neither draws nor a distribution to draw from; use "
@@ -88,7 +87,7 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
     return drawn
 
 
-def precision_factor(model: Conjugate, result: Result) -> tuple[Array, Array]:
+def precision_factor(model: LinearGaussianModel, result: Result) -> tuple[Array, Array]:
     """The Gamma factor of the noise precision that goes with the other factors."""
     pose = meanfield.PoseFactor(
         jnp.moveaxis(jnp.asarray(result.pose_mean), 0, -1),

@@ -61,7 +61,7 @@ def _most_frequent_match(result: Result) -> Int[np.ndarray, " N"]:
     assert result.draws is not None
     match = result.draws["match"].reshape(-1, result.draws["match"].shape[-1])
     labels = np.where(result.scene.present, result.owner[match], -1)
-    together = result.object[:, None] == result.object
+    together = result.labels[:, None] == result.labels
     alike = (labels[:, :, None] == labels[:, None, :]) == together
     distinct, counts = np.unique(match[alike.all(axis=(1, 2))], axis=0, return_counts=True)
     return distinct[counts.argmax()]

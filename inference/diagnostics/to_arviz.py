@@ -21,7 +21,6 @@ from inference.diagnostics.posterior_draws import draws_of
 from inference.posterior import symmetry
 from inference.posterior.densities import (
     Draws,
-    as_key,
     flat,
     likelihood_at,
     log_joint,
@@ -48,9 +47,9 @@ BACKGROUND = "background"
 def to_arviz(
     result: Result,
     program: Program,
+    rng_key: Array,
     *,
-    key: Array | int = 0,
-    num_draws: int = 1000,
+    num_samples: int = 1000,
     num_chains: int = 4,
     relabel: bool = True,
     reference: Result | Frame | None = None,
@@ -62,9 +61,9 @@ def to_arviz(
     Args:
         result: of any method that samples, approximates or sums.
         program: the program that was inferred; densities and predictions are read from it.
-        key: seed or JAX key of whatever has to be drawn.
-        num_draws, num_chains: of a variational or exact result, whose draws are made here, and
-            `num_draws` in one chain of the prior. Samplers bring their own.
+        rng_key: of whatever has to be drawn.
+        num_samples, num_chains: of a variational or exact result, whose draws are made here, and
+            `num_samples` in one chain of the prior. Samplers bring their own.
         relabel: bring draws that differ by a symmetry of the program, such as a swap of identical
             objects, into one frame. False keeps them as they were drawn.
         reference: what to relabel by: a result for the same scene, or a frame; by default the
@@ -75,8 +74,8 @@ def to_arviz(
     """
     import arviz as az  # slow to import, and the commands start without it
 
-    draw_key, prior_key, points_key, again_key = jax.random.split(as_key(key), 4)
-    draws = draws_of(program, result, draw_key, num_draws, num_chains)
+    draw_key, prior_key, points_key, again_key = jax.random.split(rng_key, 4)
+    draws = draws_of(program, result, draw_key, num_samples, num_chains)
     scene = result.scene
     if relabel:
         if not isinstance(reference, Frame):
@@ -111,7 +110,7 @@ def to_arviz(
     points = {"points": ["point", "feature"]}
     data.extend(az.from_dict(observed_data=observed, coords=coords, dims=points))
     if predictive:
-        prior = prior_draws(program, scene, prior_key, num_draws)
+        prior = prior_draws(program, scene, prior_key, num_samples)
         again = by_chain(replicate(program, scene, drawn, again_key)[:, present])
         anew = replicate(program, scene, prior, points_key)[None][:, :, present]
         prior_sites = _sites({name: x[None] for name, x in prior.items()}, present)

@@ -27,7 +27,7 @@ from models.numerics.linalg import (
     total,
 )
 from models.program.batches import Skeleton
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 
 MAX_TERMS = 500_000
 """Maps of one object, or labellings, beyond which a scene is refused."""
@@ -100,7 +100,7 @@ def make_listing(skeleton: Skeleton, num_points: int) -> Listing:
     )
 
 
-def sum_over_assignments(model: Conjugate, listing: Listing) -> Sums:
+def sum_over_assignments(model: LinearGaussianModel, listing: Listing) -> Sums:
     """The log weight of everything that is listed; the points are the first rows of the model."""
     objects = range(len(listing.parts))
     weights, means, covariances = zip(
@@ -117,7 +117,7 @@ def sum_over_assignments(model: Conjugate, listing: Listing) -> Sums:
 
 
 def _object_terms(
-    model: Conjugate, k: int, listing: Listing
+    model: LinearGaussianModel, k: int, listing: Listing
 ) -> tuple[
     Float[Array, "maps *scenes"],
     Float[Array, "maps p *scenes"],
@@ -155,7 +155,7 @@ def _object_terms(
     return weight - 0.5 * total(z**2, axis=0), mean, covariance
 
 
-def moments(model: Conjugate, listing: Listing, sums: Sums) -> Moments:
+def moments(model: LinearGaussianModel, listing: Listing, sums: Sums) -> Moments:
     """Posterior marginals and moments; the match of a dummy row stays at its prior."""
     num_masks = 1 << listing.num_points
     labelling_probs = jnp.exp(sums.labellings - sums.evidence)
@@ -215,7 +215,7 @@ def best_match(listing: Listing, sums: Sums) -> Int[Array, "M scenes"]:
     return match
 
 
-def draw(key: Array, model: Conjugate, listing: Listing, sums: Sums, count: int) -> Draws:
+def draw(key: Array, model: LinearGaussianModel, listing: Listing, sums: Sums, count: int) -> Draws:
     """A labelling, then a map for each object, then its pose, for a single scene."""
     key, label_key = jax.random.split(key)
     labelling = jax.random.categorical(label_key, sums.labellings[:, 0], shape=(count,))

@@ -17,7 +17,7 @@ from inference.exact.subsets import Level, Placements, members
 from models.numerics.arrays import AnyArray
 from models.numerics.linalg import cholesky, condition, innovations, total
 from models.numerics.permanent import log_permanent
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
 
@@ -70,7 +70,7 @@ def best_match(plan: Plan, tables: Tables) -> Int[Array, "M *scenes"]:
     return match[: plan.num_points]
 
 
-def draw(key: Array, model: Conjugate, plan: Plan, tables: Tables, count: int) -> Draws:
+def draw(key: Array, model: LinearGaussianModel, plan: Plan, tables: Tables, count: int) -> Draws:
     """Each object's subset, then its placement, then its pose, for a single scene."""
     mask = jnp.zeros(count, int)
     match = jnp.full((count, plan.num_points + 1), -1)
@@ -94,7 +94,10 @@ def draw(key: Array, model: Conjugate, plan: Plan, tables: Tables, count: int) -
 
 
 def draw_poses(
-    key: Array, model: Conjugate, owner: Int[np.ndarray, " N"], match: Int[Array, "draws M"]
+    key: Array,
+    model: LinearGaussianModel,
+    owner: Int[np.ndarray, " N"],
+    match: Int[Array, "draws M"],
 ) -> Float[Array, "draws K p"]:
     """A pose of each object for each match, for a single scene."""
     mean, factor = poses_given(jax.tree.map(lambda x: x[..., 0], model), owner, match)
@@ -103,7 +106,7 @@ def draw_poses(
 
 
 def poses_given(
-    model: Conjugate, owner: Int[np.ndarray, " N"], match: Int[AnyArray, "draws M"]
+    model: LinearGaussianModel, owner: Int[np.ndarray, " N"], match: Int[AnyArray, "draws M"]
 ) -> tuple[Float[Array, "p K draws"], Float[Array, "p p K draws"]]:
     """Mean of each pose given the match, and a factor C of its covariance C C'.
 

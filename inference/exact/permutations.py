@@ -33,7 +33,7 @@ from models.numerics.linalg import (
     total,
 )
 from models.program.batches import Skeleton
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 
 LOG_ZERO = -1e30
 """The log of a weight of zero: finite, so that differences of two of them are no NaN."""
@@ -122,7 +122,7 @@ def make_plan(skeleton: Skeleton, num_points: int) -> Plan:
     )
 
 
-def sum_over_matches(model: Conjugate, plan: Plan) -> Tables:
+def sum_over_matches(model: LinearGaussianModel, plan: Plan) -> Tables:
     """The forward pass; the points are the first rows of the model."""
     grids: list[Grid] = []
     subsets: list[Array] = []
@@ -140,7 +140,11 @@ def sum_over_matches(model: Conjugate, plan: Plan) -> Tables:
 
 
 def object_grid(
-    model: Conjugate, k: int, parts: Int[np.ndarray, " n"], placed: Placements, num_points: int
+    model: LinearGaussianModel,
+    k: int,
+    parts: Int[np.ndarray, " n"],
+    placed: Placements,
+    num_points: int,
 ) -> Grid:
     """The marginal likelihood of every placement on the parts of object k, pose integrated out.
 
@@ -192,14 +196,16 @@ def object_grid(
     return Grid(jnp.maximum(log_weight, LOG_ZERO), left_mean, right_mean, covariance, prior_mean)
 
 
-def part_design(model: Conjugate, parts: Int[np.ndarray, " n"]) -> Float[Array, "n d p *scenes"]:
+def part_design(
+    model: LinearGaussianModel, parts: Int[np.ndarray, " n"]
+) -> Float[Array, "n d p *scenes"]:
     """F of each part in units of its noise, zero where it lacks the feature."""
     own = jax.tree.map(lambda x: x[parts], model.parts)
     return own.F * (own.feature_mask / jnp.sqrt(own.variance))[:, :, None]
 
 
 def pair_terms(
-    model: Conjugate, k: int, parts: Int[np.ndarray, " n"], num_points: int
+    model: LinearGaussianModel, k: int, parts: Int[np.ndarray, " n"], num_points: int
 ) -> tuple[Float[Array, "M+1 n *scenes"], Float[Array, "M+1 n d *scenes"]]:
     """Each point as each part of object k: its log weight but for the squares, and its residual.
 

@@ -22,12 +22,13 @@ from inference.exact import assignments
 from inference.exact.assignments import Listing
 from inference.exact.parses import best_match, best_parses, group_labels
 from inference.exact.permutations import Moments, Plan, make_plan, moments, sum_over_matches
+from inference.method import Report
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.linalg import total
 from models.program.batches import Skeleton
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
 MAX_PARSES = 512
@@ -69,7 +70,7 @@ def solutions(
     order: Int[np.ndarray, "scenes N"],
     sizes: Int[np.ndarray, " scenes"],
     num_parses: tuple[int, ...],
-    progress: Callable[[int, int], None] | None,
+    report: Report,
 ) -> Iterator[Solved]:
     """Solve all scenes, those again whose most probable partition may not have been listed.
 
@@ -84,8 +85,7 @@ def solutions(
             doubtful.append(some[~sure])
             yield some, plan, solution
             finished += len(some) if breadth == num_parses[-1] else int(sure.sum())
-            if progress is not None:
-                progress(finished, len(sizes))
+            report(finished, len(sizes))
         left = np.concatenate(doubtful)
 
 
@@ -152,14 +152,14 @@ def plan_of(skeleton: Skeleton, num_points: int) -> Plan | Listing:
 @functools.lru_cache(maxsize=64)
 def _solver(
     skeleton: Skeleton, num_points: int, num_parses: int
-) -> Callable[[Conjugate, Int[AnyArray, "scenes N"]], Solution]:
+) -> Callable[[LinearGaussianModel, Int[AnyArray, "scenes N"]], Solution]:
     """Compiled once for each number of points."""
     plan = plan_of(skeleton, num_points)
     alike = skeleton.alike
     swaps = math.prod(math.factorial(alike.count(first)) for first in set(alike))
 
     @jax.jit
-    def solve(pieces: Conjugate, order: Int[AnyArray, "scenes N"]) -> Solution:
+    def solve(pieces: LinearGaussianModel, order: Int[AnyArray, "scenes N"]) -> Solution:
         model, fits, reach = ordered(pieces, plan, order)
         if isinstance(plan, Listing):
             return _solve_mixture(model, plan, num_parses, fits, reach)
@@ -170,7 +170,7 @@ def _solver(
 
 
 def _solve_permutations(
-    model: Conjugate,
+    model: LinearGaussianModel,
     plan: Plan,
     num_parses: int,
     fits: Bool[Array, " scenes"],
@@ -195,7 +195,7 @@ def _solve_permutations(
 
 
 def _solve_mixture(
-    model: Conjugate,
+    model: LinearGaussianModel,
     listing: Listing,
     num_partitions: int,
     fits: Bool[Array, " scenes"],
@@ -217,10 +217,10 @@ def _solve_mixture(
 
 
 def ordered(
-    model: Conjugate,
+    model: LinearGaussianModel,
     plan: Plan | Listing,
     order: Int[AnyArray, "scenes N"],
-) -> tuple[Conjugate, Bool[Array, " scenes"], Float[Array, " scenes"]]:
+) -> tuple[LinearGaussianModel, Bool[Array, " scenes"], Float[Array, " scenes"]]:
     """The model with its points first, whether its rows are what the sum takes them for, its reach.
 
     See `Solution` for the last two.
@@ -244,7 +244,7 @@ def ordered(
     return model, fits, _reach(model, plan.owner)
 
 
-def _reach(model: Conjugate, owner: Int[np.ndarray, " N"]) -> Float[Array, " scenes"]:
+def _reach(model: LinearGaussianModel, owner: Int[np.ndarray, " N"]) -> Float[Array, " scenes"]:
     """The largest of points, offsets and predictions under the pose prior, in units of the noise.
 
     Every number that exact inference subtracts from another is at most about this large, so this

@@ -5,7 +5,6 @@ mixture, and `inference.exact.solutions` has them compiled.
 """
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -28,12 +27,13 @@ from inference.exact.solutions import (
     refuse_if_unfit,
     solutions,
 )
+from inference.method import Report, method, reporter
 from inference.result import Result, grouping_of
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.permanent import MAX_ROWS
 from models.program.batches import Skeleton
-from models.program.reading import Conjugate, Program
+from models.program.reading import LinearGaussianModel, Program
 from models.scenes import Scene, check_scene
 
 NUM_GIVEN = 16
@@ -41,11 +41,12 @@ NUM_GIVEN = 16
 are: their probabilities are added up over such conditions, so none should leave out much."""
 
 
+@method
 def run(
     program: Program,
     scene: Scene,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress_bar: bool | Report = False,
 ) -> Result:
     """The exact posterior of one scene or of each scene of a batch.
 
@@ -56,16 +57,13 @@ def run(
     identical objects tie the two may name them differently. Partitions are listed as far as it is
     proven that no other one goes before them; `proven` says so of the first.
     """
-    began = time.perf_counter()
-    scenes = check_scene(scene).batch()
-    result = solve.solve(
-        program, scenes, functools.partial(_solved, progress=progress), factors=frozenset()
+    report = reporter(progress_bar)
+    return solve.solve(
+        program, scene.batch(), functools.partial(_solved, report=report), factors=frozenset()
     )
-    result = result if scene.is_batch else result.take(0)
-    return replace(result, seconds=time.perf_counter() - began)
 
 
-def _solved(problem: Problem, progress: Callable[[int, int], None] | None) -> Result:
+def _solved(problem: Problem, report: Report) -> Result:
     """Every scene of a problem."""
     scenes = problem.scenes
     _check_normalizer(problem)
@@ -81,7 +79,7 @@ def _solved(problem: Problem, progress: Callable[[int, int], None] | None) -> Re
     partitions: list[list[tuple[np.ndarray, float]]] = [[] for _ in sizes]
     unlisted = np.zeros(num_scenes)
     num_parses = (NUM_GIVEN,) if problem.is_conditional else (NUM_PARTITIONS, MAX_PARSES)
-    for some, plan, solution in solutions(problem, order, sizes, num_parses, progress):
+    for some, plan, solution in solutions(problem, order, sizes, num_parses, report):
         points = order[some, : plan.num_points]
         match_probs[some[:, None], order[some]] = np.moveaxis(solution.moments.match_probs, -1, 0)
         parts[some[:, None], points] = solution.best_match.T
@@ -98,7 +96,7 @@ def _solved(problem: Problem, progress: Callable[[int, int], None] | None) -> Re
         match_probs=match_probs,
         pose_mean=pose_mean,
         pose_covariance=pose_covariance,
-        object=np.stack([found[0][0] if found else nothing for found in partitions]),
+        labels=np.stack([found[0][0] if found else nothing for found in partitions]),
         owner=problem.owner,
         converged=np.ones(num_scenes, bool),
         steps=np.ones(num_scenes, int),
@@ -120,7 +118,7 @@ def _proven_only(result: Result) -> Result:
     return replace(result, details=details | {"proven": first >= unlisted})
 
 
-def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000) -> Draws:
+def sample(program: Program, scene: Scene, rng_key: Array, num_samples: int = 1000) -> Draws:
     """Independent draws of (match, pose) from the exact posterior of one scene.
 
     Returns numpy arrays: the part of each row, (draws, N), -1 in dummy rows, the poses, and values
@@ -129,10 +127,9 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     if scene.is_batch:
         raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
     scenes = check_scene(scene).batch()
-    base_key = jax.random.key(key) if isinstance(key, int) else key
     found = read_problem(program, scenes, factors=frozenset())
     if isinstance(found, Problem):
-        return _sample(found, base_key, num_draws)
+        return _sample(found, rng_key, num_samples)
     listed = solve.list_conditions(found)
     if listed.continuous:
         name = next(iter(listed.continuous))
@@ -146,10 +143,10 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     possible = np.flatnonzero(np.isfinite(problem.log_constant))
     solve.refuse_impossible(scenes, np.array([len(possible) > 0]))
     problem = problem._replace(is_conditional=True).take(possible)
-    log_evidence = _solved(problem, None).log_value
-    choice = np.asarray(jax.random.categorical(base_key, log_evidence, shape=(num_draws,)))
+    log_evidence = _solved(problem, reporter(False)).log_value
+    choice = np.asarray(jax.random.categorical(rng_key, log_evidence, shape=(num_samples,)))
     drawn = {
-        s: _sample(problem.take(np.array([s])), jax.random.fold_in(base_key, s), num_draws)
+        s: _sample(problem.take(np.array([s])), jax.random.fold_in(rng_key, s), num_samples)
         for s in np.unique(choice).tolist()
     }
     match = np.stack([drawn[s].match[i] for i, s in enumerate(choice)])
@@ -158,14 +155,14 @@ def sample(program: Program, scene: Scene, key: Array | int = 0, num_draws: int 
     return Draws(match, pose, values)
 
 
-def _sample(problem: Problem, key: Array, num_draws: int) -> Draws:
+def _sample(problem: Problem, key: Array, num_samples: int) -> Draws:
     """Draws of match and poses for a problem of one scene."""
     scenes = problem.scenes
     order, sizes = _points_first(scenes.present)
-    sampler = _sampler(problem.skeleton, int(sizes[0]), num_draws)
+    sampler = _sampler(problem.skeleton, int(sizes[0]), num_samples)
     drawn, fits, reach = jax.tree.map(np.asarray, sampler(key, problem.reading.model, order))
     refuse_if_unfit(fits, reach)
-    match = np.full((num_draws, scenes.points.shape[1]), -1)
+    match = np.full((num_samples, scenes.points.shape[1]), -1)
     match[:, order[0, : sizes[0]]] = drawn.match
     return Draws(match, drawn.pose)
 
@@ -179,21 +176,21 @@ def _points_first(
 
 @functools.lru_cache(maxsize=64)
 def _sampler(
-    skeleton: Skeleton, num_points: int, num_draws: int
-) -> Callable[[Array, Conjugate, Int[AnyArray, "1 N"]], tuple[Draws, Array, Array]]:
+    skeleton: Skeleton, num_points: int, num_samples: int
+) -> Callable[[Array, LinearGaussianModel, Int[AnyArray, "1 N"]], tuple[Draws, Array, Array]]:
     """Draws, and what `refuse_if_unfit` looks at."""
     plan = plan_of(skeleton, num_points)
 
     @jax.jit
     def sampler(
-        key: Array, pieces: Conjugate, order: Int[AnyArray, "1 N"]
+        key: Array, pieces: LinearGaussianModel, order: Int[AnyArray, "1 N"]
     ) -> tuple[Draws, Array, Array]:
         model, fits, reach = ordered(pieces, plan, order)
         if isinstance(plan, Listing):
             sums = assignments.sum_over_assignments(model, plan)
-            drawn = assignments.draw(key, model, plan, sums, num_draws)
+            drawn = assignments.draw(key, model, plan, sums, num_samples)
         else:
-            drawn = draw(key, model, plan, sum_over_matches(model, plan), num_draws)
+            drawn = draw(key, model, plan, sum_over_matches(model, plan), num_samples)
         return drawn, fits, reach
 
     return sampler

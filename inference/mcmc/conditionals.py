@@ -22,16 +22,16 @@ from inference.posterior.draws import one_hot
 from models.distributions.match import MixtureMatch
 from models.numerics.linalg import cholesky, inverse_and_log_det, total
 from models.numerics.permanent import log_permanent, sample_injection
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 
 Sites = dict[str, Array]
 """Values by site; `match` is the part of each row."""
 
-Pieces = Callable[[Sites], Conjugate]
+Pieces = Callable[[Sites], LinearGaussianModel]
 """The pieces of a program at values of its conditions, replicas last."""
 
 
-def prior_draw(key: Array, model: Conjugate) -> Sites:
+def prior_draw(key: Array, model: LinearGaussianModel) -> Sites:
     pose_key, precision_key, part_key = jax.random.split(key, 3)
     noise = jax.random.normal(pose_key, model.pose_mean.shape)
     factor = jnp.moveaxis(cholesky(jnp.moveaxis(model.pose_covariance, 0, 2)), 2, 0)
@@ -51,7 +51,10 @@ def _precision(replicas: Sites, betas: Float[Array, " rungs"]) -> Precision:
 
 
 def _log_likelihood(
-    model: Conjugate, owner: Int[np.ndarray, " N"], replicas: Sites, betas: Float[Array, " rungs"]
+    model: LinearGaussianModel,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
 ) -> Float[Array, "N N rungs"]:
     """Log density of each point as each part at the poses of each replica."""
     energy = _energy(model, owner, replicas["pose"])
@@ -59,7 +62,7 @@ def _log_likelihood(
 
 
 def _energy(
-    model: Conjugate, owner: Int[np.ndarray, " N"], pose: Float[Array, "rungs K p"]
+    model: LinearGaussianModel, owner: Int[np.ndarray, " N"], pose: Float[Array, "rungs K p"]
 ) -> Float[Array, "N N rungs"]:
     mean = jnp.moveaxis(pose, 0, 2).swapaxes(0, 1)
     certain = jnp.zeros((mean.shape[0], *mean.shape))
@@ -68,7 +71,7 @@ def _energy(
 
 def draw_match(
     key: Array,
-    model: Conjugate,
+    model: LinearGaussianModel,
     owner: Int[np.ndarray, " N"],
     replicas: Sites,
     betas: Float[Array, " rungs"],
@@ -161,14 +164,16 @@ def draw_scalars(
     return drawn
 
 
-def _log_sum(model: Conjugate, weights: Float[Array, "rungs N N"]) -> Float[Array, " rungs"]:
+def _log_sum(
+    model: LinearGaussianModel, weights: Float[Array, "rungs N N"]
+) -> Float[Array, " rungs"]:
     """Log of the sum over all matches of the product of their weights."""
     if model.match_family is MixtureMatch:
         return logsumexp(weights, axis=-1).sum(axis=-1)
     return log_permanent(weights)
 
 
-def _match_logits(model: Conjugate, replicas: Sites) -> Float[Array, "rungs N N"]:
+def _match_logits(model: LinearGaussianModel, replicas: Sites) -> Float[Array, "rungs N N"]:
     """Log weights of the match prior; a single one where all replicas have the same."""
     if "part_probs" in replicas:
         rows = replicas["match"].shape[1]
@@ -177,14 +182,19 @@ def _match_logits(model: Conjugate, replicas: Sites) -> Float[Array, "rungs N N"
 
 
 def _match_weights(
-    model: Conjugate, owner: Int[np.ndarray, " N"], replicas: Sites, betas: Float[Array, " rungs"]
+    model: LinearGaussianModel,
+    owner: Int[np.ndarray, " N"],
+    replicas: Sites,
+    betas: Float[Array, " rungs"],
 ) -> Float[Array, "rungs N N"]:
     """Log weights of the match given poses."""
     log_likelihood = _log_likelihood(model, owner, replicas, betas)
     return _match_logits(model, replicas) + jnp.moveaxis(log_likelihood * betas, 2, 0)
 
 
-def _pose_log_prior(model: Conjugate, pose: Float[Array, "rungs K p"]) -> Float[Array, " rungs"]:
+def _pose_log_prior(
+    model: LinearGaussianModel, pose: Float[Array, "rungs K p"]
+) -> Float[Array, " rungs"]:
     """Log density of the poses, but for a constant."""
     precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, 2))
     shift = jnp.moveaxis(pose, (0, 1, 2), (2, 1, 0)) - jnp.moveaxis(model.pose_mean, 1, 0)
@@ -197,7 +207,7 @@ def _matched(match: Int[Array, "rungs N"]) -> Float[Array, "N N rungs"]:
 
 
 def integrated(
-    model: Conjugate,
+    model: LinearGaussianModel,
     owner: Int[np.ndarray, " N"],
     replicas: Sites,
     betas: Float[Array, " rungs"],
@@ -224,7 +234,7 @@ def draw_pose(key: Array, pose: PoseFactor) -> Float[Array, "rungs K p"]:
 
 def draw_precision(
     key: Array,
-    model: Conjugate,
+    model: LinearGaussianModel,
     owner: Int[np.ndarray, " N"],
     replicas: Sites,
     betas: Float[Array, " rungs"],
@@ -241,7 +251,7 @@ def draw_precision(
 
 
 def draw_part_probs(
-    key: Array, model: Conjugate, match: Int[Array, "rungs N"]
+    key: Array, model: LinearGaussianModel, match: Int[Array, "rungs N"]
 ) -> Float[Array, "rungs N"]:
     """Part probabilities given the match: a count for each point that a part has."""
     assert model.part_prior is not None

@@ -21,9 +21,7 @@ scale of the poses, a visibility) are drawn by slice sampling with the poses int
 """
 
 import functools
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -51,6 +49,7 @@ from inference.mcmc.conditionals import (
     prior_draw,
 )
 from inference.mcmc.tempering import bridge, exchange, ladder
+from inference.method import Report, method, reporter
 from inference.posterior.draws import as_chains, one_hot, owner_of, recover_match, result_of_draws
 from inference.result import Result
 from inference.variational.beginnings import beginnings
@@ -58,7 +57,7 @@ from models.errors import ConjugacyError, InputError
 from models.program.batches import Reading, read_scenes
 from models.program.reading import (
     FACTORS,
-    Conjugate,
+    LinearGaussianModel,
     Program,
     conditions,
     described,
@@ -173,7 +172,7 @@ class GibbsKernel(MCMCKernel):
         key, match_key, swap_key, *keys = jax.random.split(state.rng_key, 6)
         replicas = dict(state.replicas)
 
-        def pieces(given: Sites) -> Conjugate:
+        def pieces(given: Sites) -> LinearGaussianModel:
             """At values of the conditions, replicas last."""
             if not given:
                 single = read(self.program, scene, None, self.factors)
@@ -181,7 +180,7 @@ class GibbsKernel(MCMCKernel):
             at = functools.partial(read, self.program, scene, factors=self.factors)
             return jax.vmap(lambda own: at(given=own), out_axes=-1)(given)
 
-        def at_replicas() -> Conjugate:
+        def at_replicas() -> LinearGaussianModel:
             return pieces({name: replicas[name] for name in (*table, *supports)})
 
         if table:
@@ -209,17 +208,18 @@ class GibbsKernel(MCMCKernel):
         return conditions(trace_sites(self.program, scene), table, self.factors)
 
 
+@method
 def run(
     program: Program,
     scene: Scene,
-    key: Array | int = 0,
+    rng_key: Array,
     *,
     num_chains: int = 4,
     num_warmup: int = 500,
-    num_draws: int = 1000,
-    rungs: int = 16,
-    start: Literal["vi", "prior"] = "vi",
-    progress: Callable[[int, int], None] | None = None,
+    num_samples: int = 1000,
+    num_temperatures: int = 16,
+    init_strategy: Literal["vi", "prior"] = "vi",
+    progress_bar: bool | Report = False,
 ) -> Result:
     """Draws from the posterior of one scene, all chains at once.
 
@@ -230,17 +230,15 @@ def run(
         program: a NumPyro program that the closed forms hold for, as coordinate ascent wants it; a
             mixture, a Gamma `precision`, Dirichlet `part_probs`, finite discrete sites and up to
             two further continuous scalars are welcome.
-        rungs: replicas of each chain; 1 for no tempering.
-        start: begin at restarts of coordinate ascent, or at draws of the prior.
+        num_temperatures: replicas of each chain; 1 for no tempering.
+        init_strategy: begin at restarts of coordinate ascent, or at draws of the prior.
     """
-    began = time.perf_counter()
-    scene = check_budget(program, scene, num_chains, num_warmup, num_draws)
+    scene = check_budget(program, scene, num_chains, num_warmup, num_samples)
     listed, factors = _checked(program, scene)
-    base_key = jax.random.key(key) if isinstance(key, int) else key
-    begin_key, chain_key, match_key = jax.random.split(base_key, 3)
-    values = beginnings(program, scene, begin_key, num_chains, start).values
+    begin_key, chain_key, match_key = jax.random.split(rng_key, 3)
+    values = beginnings(program, scene, begin_key, num_chains, init_strategy).values
     given = {name: values[name][0] for name in (*listed.values, *listed.continuous)}
-    betas = ladder(program, scene, rungs, given, factors)
+    betas = ladder(program, scene, num_temperatures, given, factors)
     observed = scene.observed
     keys = jax.random.split(chain_key, num_chains)
     state = GibbsKernel(program, betas, factors).init(keys, num_warmup, values, (), observed)
@@ -249,8 +247,8 @@ def run(
         lambda state, length: advance(state, observed, length),
         state,
         num_warmup,
-        num_draws,
-        progress,
+        num_samples,
+        reporter(progress_bar),
     )
     draws = as_chains(collected.pop("z"))
     stats = as_chains(collected)
@@ -266,18 +264,17 @@ def run(
         details |= {"log_evidence_error": error}
         details |= {"swap_rate": np.nanmean(accept_prob, axis=(0, 1))}
         stats["acceptance_rate"] = np.nanmean(accept_prob, axis=-1)
-    result = result_of_draws(
+    return result_of_draws(
         "gibbs",
         program,
         scene,
         draws,
         match_probs,
         stats,
-        num_warmup + num_draws,
+        num_warmup + num_samples,
         log_evidence=evidence,
         details=details,
     )
-    return replace(result, seconds=time.perf_counter() - began)
 
 
 @functools.lru_cache(maxsize=32)
@@ -310,7 +307,7 @@ def _scene(model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Scene:
     return jax.tree.map(jnp.asarray, Scene(*model_args, **model_kwargs))
 
 
-def _visible(replicas: Sites, model: Conjugate) -> Sites:
+def _visible(replicas: Sites, model: LinearGaussianModel) -> Sites:
     """What is collected: the last replica."""
     last = {name: x[-1] for name, x in replicas.items()}
     return last | {"match": jnp.where(model.seen[..., -1].any(axis=1), last["match"], -1)}

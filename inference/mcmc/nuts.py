@@ -7,9 +7,7 @@ it. With tempering (`inference.mcmc.tempering`) it does, and gives the log evide
 """
 
 import functools
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -30,6 +28,7 @@ from inference.conditions.sets import (
 )
 from inference.mcmc.chains import check_budget, run_chains
 from inference.mcmc.tempering import bridge, exchange_states, prior_ladder
+from inference.method import Report, method, reporter
 from inference.posterior.draws import (
     as_chains,
     recover_discrete,
@@ -66,19 +65,20 @@ class Sampler(NamedTuple):
     advance: Callable[[Replicas, Betas, Observed, Table, int], tuple[Replicas, dict[str, Any]]]
 
 
+@method
 def run(
     program: Program,
     scene: Scene,
-    key: Array | int = 0,
+    rng_key: Array,
     *,
     num_chains: int = 4,
     num_warmup: int = 500,
-    num_draws: int = 500,
-    rungs: int = 1,
-    start: Literal["vi", "prior"] = "vi",
-    target_accept: float = 0.8,
+    num_samples: int = 500,
+    num_temperatures: int = 1,
+    init_strategy: Literal["vi", "prior"] = "vi",
+    target_accept_prob: float = 0.8,
     max_tree_depth: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress_bar: bool | Report = False,
 ) -> Result:
     """Draws from the posterior of one scene, all chains at once.
 
@@ -91,38 +91,37 @@ def run(
             welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit.
             Discrete sites, such as a `presence`, are summed out, at as many times the cost as they
             have possible joint values, and drawn afterwards.
-        rungs: replicas of each chain for tempering; 1 for none. Whole states are exchanged, so more
-            rungs are wanted than for Gibbs sampling: 12 to 16 for two objects, more by the root of
-            the number of pose dimensions and by the logarithm of the precision. If a `swap_rate`
-            in `details` is below 0.2, there are too few.
-        start: begin at restarts of coordinate ascent, with the mass matrix that they suggest, or at
-            draws of the prior. At a precision of 1e4 few chains find their way from the prior.
-        target_accept: of the step size's adaptation. Closer to 1 means smaller steps and fewer
+        num_temperatures: replicas of each chain for tempering; 1 for none. Whole states are
+            exchanged, which takes more of them than Gibbs sampling: 12 to 16 for two objects, more
+            by the root of the number of pose dimensions and by the logarithm of the precision. If
+            a `swap_rate` in `details` is below 0.2, there are too few.
+        init_strategy: begin at restarts of coordinate ascent, with the mass matrix that they
+            suggest, or at draws of the prior. At a precision of 1e4 few chains find their way from
+            the prior.
+        target_accept_prob: of the step size's adaptation. Closer to 1 means smaller steps and fewer
             divergent ones.
         max_tree_depth: of a trajectory; by default 10, and 6 with tempering. Between prior and
             posterior a replica has wide and narrow places, and would spend all its time in crossing
             the wide ones in steps that fit the narrow ones. Exchanges get it there sooner.
     """
-    began = time.perf_counter()
-    scene = check_budget(program, scene, num_chains, num_warmup, num_draws)
+    scene = check_budget(program, scene, num_chains, num_warmup, num_samples)
     check_program(program, scene)
     table = possible_values(program, scene)
     check_table(program, scene, at_first(table))
-    if not 0 < target_accept < 1:
+    if not 0 < target_accept_prob < 1:
         raise InputError(
-            f"the acceptance aimed at must lie between 0 and 1, got {target_accept}; try 0.8"
+            f"the acceptance aimed at must lie between 0 and 1, got {target_accept_prob}; try 0.8"
         )
-    if rungs > 1 and table:
+    if num_temperatures > 1 and table:
         raise InputError(
             f"site {next(iter(table))!r}: it is discrete, and NUTS sums over it at beta = 1 only, "
-            f"got {rungs} rungs; take 1, or the method gibbs"
+            f"got {num_temperatures} temperatures; take 1, or the method gibbs"
         )
-    base_key = jax.random.key(key) if isinstance(key, int) else key
-    begin_key, chain_key, match_key = jax.random.split(base_key, 3)
-    betas = prior_ladder(program, scene, rungs)
-    depth = (10 if rungs == 1 else 6) if max_tree_depth is None else max_tree_depth
-    sampler = _sampler(program, pose_sites(program, scene), num_warmup, target_accept, depth)
-    begins = beginnings(program, scene, begin_key, num_chains, start)
+    begin_key, chain_key, match_key = jax.random.split(rng_key, 3)
+    betas = prior_ladder(program, scene, num_temperatures)
+    depth = (10 if num_temperatures == 1 else 6) if max_tree_depth is None else max_tree_depth
+    sampler = _sampler(program, pose_sites(program, scene), num_warmup, target_accept_prob, depth)
+    begins = beginnings(program, scene, begin_key, num_chains, init_strategy)
     observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
     keys = jax.random.split(chain_key, num_chains)
     replicas = sampler.begin(keys, begins, jnp.asarray(betas), observed, table)
@@ -132,8 +131,8 @@ def run(
         ),
         replicas,
         num_warmup,
-        num_draws,
-        progress,
+        num_samples,
+        reporter(progress_bar),
     )
     draws = as_chains(collected.pop("values"))
     stats = as_chains(collected)
@@ -147,18 +146,17 @@ def run(
     draws |= recover_discrete(program, scene, draws, match_key)
     draws["match"], match_probs = recover_match(program, scene, draws, match_key)
     draws = with_computed(program, scene, draws)
-    result = result_of_draws(
+    return result_of_draws(
         "nuts",
         program,
         scene,
         draws,
         match_probs,
         stats,
-        num_warmup + num_draws,
+        num_warmup + num_samples,
         log_evidence=evidence,
         details=details,
     )
-    return replace(result, seconds=time.perf_counter() - began)
 
 
 @functools.lru_cache(maxsize=32)
@@ -166,7 +164,7 @@ def _sampler(
     program: Program,
     names: tuple[str, ...],
     num_warmup: int,
-    target_accept: float,
+    target_accept_prob: float,
     max_tree_depth: int,
 ) -> Sampler:
     """Compiled once for each program and shape of its scenes."""
@@ -191,7 +189,7 @@ def _sampler(
                 num_warmup,
                 inverse_mass_matrix=_inverse_mass(z, names, begins.covariance, beta),
                 dense_mass=True,
-                target_accept_prob=target_accept,
+                target_accept_prob=target_accept_prob,
                 max_tree_depth=max_tree_depth,
                 model_args=(beta, table),
                 model_kwargs=observed,

@@ -23,7 +23,7 @@ from inference.mcmc.conditionals import Sites, integrated
 from inference.posterior.densities import marginal_prior_draws
 from models.errors import InputError
 from models.program.marginal import marginal, tempered
-from models.program.reading import FACTORS, Conjugate, Program, Values, read
+from models.program.reading import FACTORS, LinearGaussianModel, Program, Values, read
 from models.scenes import Scene
 from models.templates import pose_of_part
 
@@ -67,7 +67,7 @@ def prior_ladder(program: Program, scene: Scene, rungs: int) -> Float[np.ndarray
     """
     if _is_single(rungs):
         return np.ones(1)
-    draws = marginal_prior_draws(program, scene, 0, _PRIOR_DRAWS)
+    draws = marginal_prior_draws(program, scene, jax.random.key(0), _PRIOR_DRAWS)
     observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
     log_weight = np.asarray(_log_weights(program)(draws, jnp.asarray(_BETAS), observed))
     weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
@@ -151,7 +151,7 @@ def propose(key: Array, log_densities: Float[Array, " trials"], turn: Int[Array,
 
 def exchange(
     key: Array,
-    model: Conjugate,
+    model: LinearGaussianModel,
     owner: Int[np.ndarray, " N"],
     replicas: Sites,
     betas: Float[Array, " rungs"],

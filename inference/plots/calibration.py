@@ -48,7 +48,7 @@ def plot_calibration(
 
 def rank_excess(found: Calibration, grid: Float[np.ndarray, " g"]) -> Float[np.ndarray, "g K p"]:
     """The share of normalised ranks up to each value, less the value."""
-    middle = (found.ranks + 0.5) / (found.num_draws + 1)
+    middle = (found.ranks + 0.5) / (found.num_samples + 1)
     below = (middle <= grid[:, None, None, None]).mean(axis=1)
     return below - grid[:, None, None]
 

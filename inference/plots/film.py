@@ -84,11 +84,11 @@ def draw_frames(
         figure.clear()
         scene, match, history = figure.subplots(1, 3, width_ratios=[1.0, 1.0, 1.2])
         draw_objects(
-            scene, state.scene, state.object, result_outlines(state, parts), None, len(names)
+            scene, state.scene, state.labels, result_outlines(state, parts), None, len(names)
         )
         same_limits([scene], window)
         scene.set_title(f"step {number} of {len(states)}")
-        image = draw_match(match, state, names, result.object)
+        image = draw_match(match, state, names, result.labels)
         match.set_title("match probabilities")
         figure.colorbar(image, ax=match, shrink=0.75)
         draw_history(history, steps, upto=number)
@@ -115,7 +115,7 @@ def states_of(result: Result) -> list[Result]:
             result,
             match_probs=match_probs,
             pose_mean=pose_mean,
-            object=partition(match_probs, result.owner, present),
+            labels=partition(match_probs, result.owner, present),
             elbo=elbo,
             history=None,
         )

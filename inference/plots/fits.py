@@ -42,9 +42,9 @@ AGREES, DIFFERS = COLOURS[0], COLOURS[1]
 def plot_posterior(
     result: Result,
     program: Program,
+    rng_key: Array,
     names: Sequence[str] | None = None,
     *,
-    key: Array | int = 0,
     num_outlines: int = 40,
 ) -> Figure:
     """The objects of one scene, each at many draws of its pose, beside the match probabilities.
@@ -60,13 +60,13 @@ def plot_posterior(
     """
     parts = likelihood_at(program, result.scene, {}).parts
     names = object_names(["object"] * parts.num_objects) if names is None else names
-    drawn = posterior_outlines(result, program, key, num_outlines)
+    drawn = posterior_outlines(result, program, rng_key, num_outlines)
     with style():
         figure = Figure(figsize=(7.6, 4.0), layout="constrained")
         scene, match = figure.subplots(1, 2)
         for outlines in drawn:
             draw_outlines(scene, outlines, len(drawn))
-        draw_objects(scene, result.scene, result.object, {}, num_objects=parts.num_objects)
+        draw_objects(scene, result.scene, result.labels, {}, num_objects=parts.num_objects)
         scene.set_title(f"{result.method}: {len(drawn)} draws of the objects")
         seen = np.asarray(result.scene.points)[np.asarray(result.scene.present)]
         same_limits([scene], [seen, *(x for outlines in drawn for x in outlines.values())])
@@ -82,14 +82,14 @@ def plot_posterior(
 
 
 def posterior_outlines(
-    result: Result, program: Program, key: Array | int = 0, count: int = 40
+    result: Result, program: Program, rng_key: Array, count: int = 40
 ) -> list[Outlines]:
     """Outlines of the objects at some draws of a result, identical objects named alike.
 
     An object is there in a draw in which it has two points or more; the pose of one that has fewer
     is that of the prior.
     """
-    drawn = draws_of(program, result, key, num_draws=count, num_chains=1)
+    drawn = draws_of(program, result, rng_key, num_samples=count, num_chains=1)
     group = symmetry.find(program, result.scene)
     named = flat(relabel(group, frame_of(program, result), drawn))
     some = np.linspace(0, len(named["pose"]) - 1, count).round().astype(int)
@@ -165,7 +165,7 @@ def plot_restarts(
     order = np.argsort(-elbo, kind="stable")
     reference, what = _reference(optima, order[0])
     num_objects = optima.pose_mean.shape[-2]
-    right = same_partition(optima.object, reference[None], num_objects)[order]
+    right = same_partition(optima.labels, reference[None], num_objects)[order]
     with style():
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.subplots()
@@ -192,7 +192,7 @@ def plot_gap(variational: Result, exact: Result) -> Figure:
             f"{len(exact)} of {exact.method!r}; run inference.exact on the same batch"
         )
     evidence = np.asarray(exact.log_evidence)
-    right = same_partition(variational.object, exact.object, exact.pose_mean.shape[-2])
+    right = same_partition(variational.labels, exact.labels, exact.pose_mean.shape[-2])
     with style():
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         axes = figure.subplots()
@@ -216,7 +216,7 @@ def _elbo(result: Result) -> Float[np.ndarray, " scenes"]:
 
 def _reference(result: Result, best: int) -> tuple[Int[np.ndarray, " N"], str]:
     truth = result.scene.object
-    return (result.object[best], "best") if truth is None else (np.asarray(truth)[0], "truth")
+    return (result.labels[best], "best") if truth is None else (np.asarray(truth)[0], "truth")
 
 
 def _two_kinds(

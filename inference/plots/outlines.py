@@ -28,9 +28,9 @@ def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> R
     """
     num_objects = parts.num_objects
     kinds = template_kinds(parts)
-    both = is_object(reference, num_objects) & is_object(result.object, num_objects)
+    both = is_object(reference, num_objects) & is_object(result.labels, num_objects)
     agree = np.zeros((num_objects, num_objects))
-    np.add.at(agree, (result.object[both], reference[both]), 1.0)
+    np.add.at(agree, (result.labels[both], reference[both]), 1.0)
     agree += 0.5 * np.eye(num_objects)  # no swap without need
     swap = kinds[:, None] == kinds
     _, new_name = linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)
@@ -44,7 +44,7 @@ def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> R
         match_probs=result.match_probs[:, columns],
         pose_mean=result.pose_mean[old_name],
         pose_covariance=result.pose_covariance[old_name],
-        object=np.r_[new_name, num_objects, -1][result.object],
+        labels=np.r_[new_name, num_objects, -1][result.labels],
     )
 
 
@@ -59,7 +59,7 @@ def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray,
     """
     match = most_probable_match(result) if is_averaged(result) else None
     outlines = {}
-    for k in np.unique(result.object[is_object(result.object, parts.num_objects)]):
+    for k in np.unique(result.labels[is_object(result.labels, parts.num_objects)]):
         pose = result.pose_mean[k] if match is None else _pose_at_match(result, parts, match, k)
         if pose is not None:
             outlines[int(k)] = outline_at(parts, k, pose)
@@ -79,7 +79,7 @@ def _pose_at_match(
     result: Result, parts: Parts, match: Int[np.ndarray, " N"], k: int
 ) -> Float[np.ndarray, " p"] | None:
     """The pose that fits the points of object k best when they are these parts."""
-    rows = np.flatnonzero(result.object == k)
+    rows = np.flatnonzero(result.labels == k)
     met = match[rows]
     kinds = template_kinds(parts)
     # The match may name an identical object: partition and match break that tie independently.

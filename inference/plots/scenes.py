@@ -72,7 +72,7 @@ def plot_demo(
     scene = results[0].scene
     names = object_names(["object"] * parts.num_objects) if names is None else names
     truth = None if scene.object is None else np.asarray(scene.object)
-    reference = results[0].object if truth is None else truth
+    reference = results[0].labels if truth is None else truth
     results = [relabel(result, parts, reference) for result in results]
     found = [result_outlines(result, parts) for result in results]
 
@@ -104,7 +104,7 @@ def plot_demo(
             scenes.append(true)
         for number, (result, outlines) in enumerate(zip(results, found, strict=True), start=1):
             objects, match = panels(number)
-            draw_objects(objects, scene, result.object, outlines, truth, parts.num_objects)
+            draw_objects(objects, scene, result.labels, outlines, truth, parts.num_objects)
             objects.set_title(f"{result.method}: objects found\n{_bound(result)}")
             image = draw_match(match, result, names, reference)
             match.set_title(_match_title(result))
@@ -120,7 +120,7 @@ def plot_demo(
             figure.colorbar(image, ax=own, label="probability", shrink=0.8, aspect=25)
         seen = np.asarray(scene.points)[np.asarray(scene.present)]
         same_limits([points, *scenes], [seen, *_vertices(found)])
-        wrong = truth is not None and any((result.object != truth).any() for result in results)
+        wrong = truth is not None and any((result.labels != truth).any() for result in results)
         figure.legend(
             handles=legend_handles(names, wrong=wrong, clutter=bool(np.any(parts.is_clutter))),
             loc="outside lower center",
@@ -218,7 +218,7 @@ def draw_match(
         labels: the object of each row, by which the rows are sorted, dummies last; by default the
             partition of the result.
     """
-    labels = result.object if labels is None else labels
+    labels = result.labels if labels is None else labels
     rows = np.argsort(np.where(labels < 0, len(names) + 1, labels), kind="stable")
     columns = np.argsort(result.owner, kind="stable")
     image = axes.imshow(

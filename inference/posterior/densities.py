@@ -59,32 +59,35 @@ def log_likelihood_by_point(
 
 
 def prior_draws(
-    program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
+    program: Program, scene: Scene, rng_key: Array, num_samples: int = 1000
 ) -> dict[str, np.ndarray]:
     """Draws of all latent sites from the prior, `match` as the part of each row.
 
     Discrete sites are drawn given all data but the points, such as their number.
     """
-    values, table = {"key": _keys(key, num_draws)}, possible_values(program, scene)
+    values, table = {"key": jax.random.split(rng_key, num_samples)}, possible_values(program, scene)
     drawn = _in_blocks(_compiled(program, "prior"), values, scene, table)
     match = np.where(scene.present, drawn["match"].argmax(axis=-1), -1)
     return drawn | {"match": match}
 
 
 def marginal_prior_draws(
-    program: Program, scene: Scene, key: Array | int = 0, num_draws: int = 1000
+    program: Program, scene: Scene, rng_key: Array, num_samples: int = 1000
 ) -> dict[str, np.ndarray]:
     """The same without the match, which is what takes the time."""
-    values, table = {"key": _keys(key, num_draws)}, possible_values(program, scene)
+    values, table = {"key": jax.random.split(rng_key, num_samples)}, possible_values(program, scene)
     return _in_blocks(_compiled(program, "marginal prior"), values, scene, table)
 
 
 def replicate(
-    program: Program, scene: Scene, draws: Draws, key: Array | int = 0
+    program: Program, scene: Scene, draws: Draws, rng_key: Array
 ) -> Float[np.ndarray, "draws N d"]:
     """For each draw new points from the likelihood, at the draw's own match; zero in dummy rows."""
     match = np.asarray(draws["match"])
-    values = dict(draws) | {"match": match_matrix(match), "key": _keys(key, len(match))}
+    values = dict(draws) | {
+        "match": match_matrix(match),
+        "key": jax.random.split(rng_key, len(match)),
+    }
     return _in_blocks(_compiled(program, "replicate"), values, scene)
 
 
@@ -128,17 +131,9 @@ def latent_supports(program: Program, scene: Scene) -> dict[str, tuple[Any, tupl
     }
 
 
-def as_key(key: Array | int) -> Array:
-    return jax.random.key(key) if isinstance(key, int) else key
-
-
 def flat(draws: Draws) -> dict[str, np.ndarray]:
     """Chains one after another: one leading axis in place of (chains, draws)."""
     return {name: np.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in draws.items()}
-
-
-def _keys(key: Array | int, count: int) -> Array:
-    return jax.random.split(as_key(key), count)
 
 
 def _continuous(draws: Draws) -> dict[str, Any]:

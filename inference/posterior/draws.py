@@ -121,7 +121,7 @@ def result_of_draws(
         match_probs=match_probs,
         pose_mean=pose.mean(axis=0),
         pose_covariance=np.einsum("skp,skq->kpq", centred, centred) / (len(pose) - 1),
-        object=frequent_partition(draws["match"], owner, scene.present, pose.shape[-2]),
+        labels=frequent_partition(draws["match"], owner, scene.present, pose.shape[-2]),
         owner=owner,
         converged=np.asarray(converged),
         steps=np.asarray(steps),

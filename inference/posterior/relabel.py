@@ -9,6 +9,7 @@ for each object; the match is renamed with it. What differs after that is not a 
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
@@ -97,7 +98,7 @@ def frames_at(
         matches: the part of each row, -1 for none.
         values: of other latent sites, such as the precision.
     """
-    prior = marginal_prior_draws(program, scene)["pose"]
+    prior = marginal_prior_draws(program, scene, jax.random.key(0))["pose"]
     mean = prior.mean(axis=0)
     covariance = np.stack(
         [np.cov(prior[:, k].T).reshape(2 * prior.shape[2:]) for k in range(len(mean))]

@@ -180,7 +180,7 @@ def _that_keep_the_density(
     program: Program, scene: Scene, candidates: list[tuple[int, int, Turn]]
 ) -> list[tuple[int, int, Turn]]:
     """Those under which the program's own density is the same at some draws of its prior."""
-    draws = marginal_prior_draws(program, scene, num_draws=_PROBES)
+    draws = marginal_prior_draws(program, scene, jax.random.key(0), num_samples=_PROBES)
     for name in discrete_sites(program, scene):
         draws.pop(name)  # a swap of objects may change it, so the density is summed over it
     poses = [draws["pose"]]

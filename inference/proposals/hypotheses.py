@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference.proposals.covers import Candidates
 from models.numerics.linalg import inverse_and_log_det
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 
 MAX_TUPLES = 4096
 """Tuples of points that are tried; where a scene has more, so many are drawn at random."""
@@ -69,7 +69,7 @@ class Template(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: Conjugate, k: Array, members: Array, valid: Array, settings: Settings
+        cls, model: LinearGaussianModel, k: Array, members: Array, valid: Array, settings: Settings
     ) -> "Template":
         parts = jax.tree.map(lambda x: x[members], model.parts)
         mask = parts.feature_mask.astype(float)
@@ -137,7 +137,7 @@ def table(
 
 
 def hypotheses(
-    model: Conjugate,
+    model: LinearGaussianModel,
     template: Template,
     tuples: Int[Array, "tuples size"],
     basis: Int[Array, "bases size"],

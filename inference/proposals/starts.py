@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.numerics.linalg import inverse_and_log_det, largest, loop_total, total
 from models.program.batches import Skeleton
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 from models.templates import Parts
 
 MAX_HYPOTHESES, FEWEST_HYPOTHESES = 4096, 1024
@@ -66,7 +66,7 @@ def structure(skeleton: Skeleton) -> Structure:
 
 def uniform(
     key: Array,
-    model: Conjugate,
+    model: LinearGaussianModel,
     structure: Structure,
     beta_start: float,
     beta_max: float,
@@ -78,7 +78,7 @@ def uniform(
 
 def poses(
     key: Array,
-    model: Conjugate,
+    model: LinearGaussianModel,
     structure: Structure,
     beta_start: float,
     beta_max: float,
@@ -207,7 +207,7 @@ def _place(
 
 
 def _hypotheses(
-    model: Conjugate,
+    model: LinearGaussianModel,
     basis_size: int,
     tuples: Int[Array, "tuples size"],
     seen: Bool[Array, " N"],
@@ -248,7 +248,7 @@ def _hypotheses(
 
 
 def _fit(
-    model: Conjugate,
+    model: LinearGaussianModel,
     parts: Parts,
     k: Int[Array, ""],
     match: Int[Array, "most H"],
@@ -267,7 +267,7 @@ def _fit(
 
 
 def _judge(
-    model: Conjugate,
+    model: LinearGaussianModel,
     parts: Parts,
     k: Int[Array, ""],
     pose: Float[Array, "p H"],
@@ -297,11 +297,11 @@ def _judge(
     return jnp.where(model.seen.any(axis=1)[:, None, None], closeness, 0.0)
 
 
-def _where_allowed(model: Conjugate, weights: Float[Array, "N N"]) -> Float[Array, "N N"]:
+def _where_allowed(model: LinearGaussianModel, weights: Float[Array, "N N"]) -> Float[Array, "N N"]:
     return jnp.where(jnp.isfinite(model.match_logits), weights, -jnp.inf)
 
 
-def _at_beta(model: Conjugate, beta: Float[Array, ""]) -> Conjugate:
+def _at_beta(model: LinearGaussianModel, beta: Float[Array, ""]) -> LinearGaussianModel:
     """The same model at this beta and, if the precision is unknown, at its prior mean."""
     precision: Any = 1.0
     if model.precision_prior is not None:

@@ -10,7 +10,7 @@ from guides import meanfield
 from guides.meanfield import ElboTerms, PartProbs, PoseFactor, Precision
 from guides.projections import Projection
 from inference.proposals.starts import Start, Structure
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 
 
 class Schedule(NamedTuple):
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 def step(
-    model: Conjugate,
+    model: LinearGaussianModel,
     structure: Structure,
     projection: Projection,
     state: State,
@@ -89,14 +89,14 @@ def step(
     return jax.tree.map(lambda old, new: jnp.where(state.done, old, new), state, new)
 
 
-def _at_beta(model: Conjugate, precision: Precision, old: Array, new: Array) -> Precision:
+def _at_beta(model: LinearGaussianModel, precision: Precision, old: Array, new: Array) -> Precision:
     if model.precision_prior is None:
         return meanfield.fixed_precision(model, new)
     ratio = new / old
     return Precision(precision.mean * ratio, precision.log_mean + jnp.log(ratio), precision.kl)
 
 
-def begin(model: Conjugate, projection: Projection, start: Start) -> State:
+def begin(model: LinearGaussianModel, projection: Projection, start: Start) -> State:
     """The state before the first step."""
     runs = start.beta.shape
     projected = projection.cold(start.weights, 1e-9)

@@ -82,7 +82,7 @@ def beginnings(
     if start == "vi":
         copies = Scene(**scene.batch().take(np.zeros(num_chains, int)).observed)
         # q given the best values of the conditions, not mixed over them
-        found = cavi.run(conditioned(nearby, best), copies, vi_key, restarts=RESTARTS)
+        found = cavi.run(conditioned(nearby, best), copies, vi_key, num_restarts=RESTARTS)
         covariance = jnp.asarray(found.pose_covariance)
         pose = dist.MultivariateNormal(found.pose_mean, covariance).sample(pose_key)
         if names == ("pose",):
@@ -110,7 +110,7 @@ def _nearby(program: Program, scene: Scene, key: Array) -> tuple[Program, dict[s
 def _best_conditions(program: Program, scene: Scene, key: Array) -> dict[str, Any]:
     if isinstance(read_scenes(program, Scene(**scene.batch().observed)), Reading):
         return {}
-    found = cavi.run(program, Scene(**scene.observed), key, restarts=RESTARTS)
+    found = cavi.run(program, Scene(**scene.observed), key, num_restarts=RESTARTS)
     return {name: jnp.asarray(x) for name, x in found.details["conditions"].items()}
 
 

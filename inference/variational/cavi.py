@@ -4,12 +4,9 @@
 this is the front door.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -18,6 +15,7 @@ from guides.projections import PROJECTIONS
 from inference.conditions import solve as conditions
 from inference.conditions.problem import Problem
 from inference.conditions.search import search
+from inference.method import Report, method, reporter
 from inference.result import Result, partition
 from inference.variational.ascent import Schedule
 from inference.variational.pool import Ended, Engine, best_of_restarts, run_keys
@@ -26,7 +24,7 @@ from inference.variational.restarts import Restarts
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.program.reading import Program
-from models.scenes import Scene, check_scene
+from models.scenes import Scene
 
 _DEFAULT = Schedule()
 
@@ -34,9 +32,9 @@ MAX_TRIED = 256
 """Sets of present objects beyond which they are not all tried, but searched among."""
 
 PUBLISHED_GMM: dict[str, Any] = {
-    "start": "uniform",
+    "init_strategy": "uniform",
     "projection": "softmax",
-    "restarts": 5,
+    "num_restarts": 5,
     "confirmations": None,
     "schedule": Schedule(beta_max=0.05, max_steps=500),
     "fewest_points": 0.0,
@@ -46,31 +44,32 @@ PUBLISHED_GMM: dict[str, Any] = {
 `inference.variational.published`."""
 
 
+@method
 def run(
     program: Program,
     scene: Scene,
-    key: Array | int = 0,
+    rng_key: Array,
     *,
-    restarts: int = 16,
+    num_restarts: int = 16,
     confirmations: int | None = 3,
-    start: Literal["poses", "uniform"] = "poses",
+    init_strategy: Literal["poses", "uniform"] = "poses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax"] = "auto",
     schedule: Schedule = _DEFAULT,
     fewest_points: float = 2.0,
     history: bool = False,
     devices: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress_bar: bool | Report = False,
 ) -> Result:
     """Fit q(Z) q(Y) to one scene or to each of a batch, and keep the best of several restarts.
 
     Args:
         program: a NumPyro program with a Normal pose prior, one of the three match priors, and
             `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
-        key: seed or JAX key. A scene's result depends on it and on the scene's place in the batch.
-        restarts: runs for each scene, at most.
+        rng_key: a scene's result depends on it and on the scene's place in the batch.
+        num_restarts: runs for each scene, at most.
         confirmations: a scene is done as soon as so many runs have reached its best ELBO; None to
             make all of its runs.
-        start: "poses" that tuples of points suggest, or the paper's "uniform" random R.
+        init_strategy: "poses" that tuples of points suggest, or the paper's "uniform" random R.
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
         fewest_points: a run ends in a sparse solution if an object surely has a point but not so
@@ -78,42 +77,39 @@ def run(
             it. Zero lets every run pass.
         history: keep the ELBO's terms, beta, R and poses of each step of the best run.
         devices: local devices that the runs are spread over.
-        progress: called with (runs finished, runs in all) now and then.
+        progress_bar: show one, or call a function with (runs finished, runs in all).
     """
-    began = time.perf_counter()
-    if restarts < 1:
-        raise InputError(f"restarts must be at least 1, got {restarts}")
+    if num_restarts < 1:
+        raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
     if confirmations is not None and confirmations < 1:
         raise InputError(
             f"confirmations must be at least 1, or None for no limit, got {confirmations}"
         )
-    base_key = jax.random.key(key) if isinstance(key, int) else key
-    number = Restarts(restarts, confirmations, fewest_points)
+    report = reporter(progress_bar)
+    number = Restarts(num_restarts, confirmations, fewest_points)
 
     def solve(problem: Problem) -> Result:
         name = _projection(problem, projection)
-        engine = make_engine(problem.skeleton, name, start, schedule, devices)
-        best = best_of_restarts(engine, problem, base_key, number, progress)
+        engine = make_engine(problem.skeleton, name, init_strategy, schedule, devices)
+        best = best_of_restarts(engine, problem, rng_key, number, report)
         constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
         result = _result(problem, best, name, constant)
         if history and not problem.is_conditional:
-            alone = make_engine(problem.skeleton, name, start, schedule)
-            trace = _history(alone, problem, base_key, best)
+            alone = make_engine(problem.skeleton, name, init_strategy, schedule)
+            trace = _history(alone, problem, rng_key, best)
             trace |= {name: trace[name] + constant for name in ("elbo", "match")}
             result = replace(result, history=trace)
         return result
 
-    result = conditions.solve(
+    return conditions.solve(
         program,
-        check_scene(scene).batch(),
+        scene.batch(),
         solve,
         or_bound=True,
         tolerance=10 * schedule.tolerance,
         search=search,
         max_values=MAX_TRIED,
     )
-    result = result if scene.is_batch else result.take(0)
-    return replace(result, seconds=time.perf_counter() - began)
 
 
 def _projection(problem: Problem, name: str) -> str:
@@ -138,7 +134,7 @@ def _result(problem: Problem, best: Ended, projection: str, constant: np.ndarray
         match_probs=best.match_probs,
         pose_mean=best.pose_mean,
         pose_covariance=best.pose_covariance,
-        object=partition(best.match_probs, owner, scenes.present),
+        labels=partition(best.match_probs, owner, scenes.present),
         owner=owner,
         converged=best.converged,
         steps=best.steps,
@@ -148,10 +144,10 @@ def _result(problem: Problem, best: Ended, projection: str, constant: np.ndarray
 
 
 def _history(
-    engine: Engine, problem: Problem, base_key: Array, best: Ended
+    engine: Engine, problem: Problem, rng_key: Array, best: Ended
 ) -> dict[str, np.ndarray]:
     """Do the best runs again, one step at a time, and write down what happens."""
-    keys = run_keys(base_key, np.c_[np.arange(len(best.attempt)), best.attempt])
+    keys = run_keys(rng_key, np.c_[np.arange(len(best.attempt)), best.attempt])
     pool = engine.start(problem.reading.model, keys)
     steps = []
     while not np.asarray(pool.state.done).all():

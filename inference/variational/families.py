@@ -36,7 +36,7 @@ from models.distributions.match import DoublyStochasticMatch, MixtureMatch
 from models.numerics.linalg import cholesky
 from models.numerics.sinkhorn import log_sinkhorn
 from models.program.marginal import marginal
-from models.program.reading import Conjugate, Program, read
+from models.program.reading import LinearGaussianModel, Program, read
 from models.scenes import Layout, Scene
 
 AUTOMATIC = ("AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal")
@@ -163,7 +163,7 @@ def _problem(program: Program, scenes: Scene) -> Problem:
 
 
 def mean_field_elbo(
-    model: Conjugate, owner: Int[np.ndarray, " N"], params: Params
+    model: LinearGaussianModel, owner: Int[np.ndarray, " N"], params: Params
 ) -> Float[Array, ""]:
     """The ELBO in closed form at any parameters of the guide, up to the scene's `elbo_constant`."""
     model = jax.tree.map(lambda x: x[..., None], model)

@@ -18,13 +18,14 @@ from jaxtyping import Array, Bool, Float, Int
 from guides.projections import PROJECTIONS
 from inference.conditions.problem import Problem
 from inference.devices import mesh_of, sharded
+from inference.method import Report
 from inference.proposals import starts
 from inference.proposals.starts import Start, Structure
 from inference.variational.ascent import Schedule, State, begin, step
 from inference.variational.restarts import Restarts, Rounds
 from models.numerics.arrays import AnyArray
 from models.program.batches import Skeleton, map_scenes
-from models.program.reading import Conjugate
+from models.program.reading import LinearGaussianModel
 from models.scenes import Scene
 
 STARTS = {"uniform": starts.uniform, "poses": starts.poses}
@@ -52,7 +53,7 @@ TIE = 1e-6
 class Pool(NamedTuple):
     """The runs that are being stepped together; the axis of slots is last."""
 
-    model: Conjugate
+    model: LinearGaussianModel
     state: State
 
 
@@ -60,7 +61,7 @@ class Engine(NamedTuple):
     """The compiled parts of coordinate ascent for one program and one choice of settings."""
 
     structure: Structure
-    start: Callable[[Conjugate, Array], Pool]
+    start: Callable[[LinearGaussianModel, Array], Pool]
     """New runs from the pieces of scenes and random keys."""
     advance: Callable[[Pool], Pool]
     """Some steps of every run that is not done."""
@@ -80,8 +81,8 @@ def engine(
     compiled = functools.partial(sharded, mesh=mesh_of(devices))
 
     @compiled
-    def launch(model: Conjugate, keys: Array) -> Pool:
-        def make_start(model: Conjugate, key: Array) -> Start:
+    def launch(model: LinearGaussianModel, keys: Array) -> Pool:
+        def make_start(model: LinearGaussianModel, key: Array) -> Start:
             return STARTS[start](key, model, structure, schedule.beta_start, schedule.beta_max)
 
         return Pool(model, begin(model, projection, map_scenes(make_start, model, keys, axis=-1)))
@@ -134,7 +135,7 @@ def best_of_restarts(
     problem: Problem,
     base_key: Array,
     restarts: Restarts,
-    progress: Callable[[int, int], None] | None,
+    report: Report,
 ) -> Ended:
     """Work off all runs through one pool of slots and keep the best of each scene."""
     devices, scenes = engine.devices, problem.scenes
@@ -177,8 +178,7 @@ def best_of_restarts(
             _keep_best(best, ended, runs[:, 0])
             rounds.finish(runs, ended.elbo, ended.sparse)
             jobs[done] = -1
-            if progress is not None:
-                progress(rounds.finished, int(rounds.foreseen.sum()))
+            report(rounds.finished, int(rounds.foreseen.sum()))
     return best
 
 

@@ -18,9 +18,6 @@ Two sweeps leave columns that do not sum to one, so this ELBO is no lower bound 
 """
 
 import functools
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -33,12 +30,13 @@ from guides import meanfield
 from guides.meanfield import PoseFactor
 from guides.projections import sinkhorn
 from inference.conditions.problem import Problem, read_problem
+from inference.method import Report, method, reporter
 from inference.result import Result, partition
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.numerics.linalg import total
-from models.program.reading import Conjugate, Program
-from models.scenes import Scene, check_scene
+from models.program.reading import LinearGaussianModel, Program
+from models.scenes import Scene
 
 STEPS = 500
 SWEEPS = 2
@@ -58,27 +56,27 @@ class Walk(NamedTuple):
     settled: Bool[Array, " runs"]
 
 
+@method
 def run(
     program: Program,
     scene: Scene,
-    key: Array | int = 0,
+    rng_key: Array,
     *,
-    restarts: int = 5,
+    num_restarts: int = 5,
     beta_start: float = 0.05,
-    progress: Callable[[int, int], None] | None = None,
+    progress_bar: bool | Report = False,
 ) -> Result:
     """Fit q(Z) q(Y) to one scene or to each of a batch as the published code does.
 
     Args:
         program: as `inference.cavi.run` takes it, with a match prior over permutations.
-        restarts: runs for each scene, from random R.
+        num_restarts: runs for each scene, from random R.
         beta_start: the precision that runs begin with, as a share of the full one.
-        progress: called with (runs finished, runs in all) at the end.
+        progress_bar: show one, or call a function with (runs finished, runs in all).
     """
-    began = time.perf_counter()
-    if restarts < 1:
-        raise InputError(f"restarts must be at least 1, got {restarts}")
-    scenes = check_scene(scene).batch()
+    if num_restarts < 1:
+        raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
+    scenes = scene.batch()
     problem = read_problem(program, scenes, factors=frozenset(), or_bound=True)
     if (
         not isinstance(problem, Problem)
@@ -89,36 +87,34 @@ def run(
             "the published GCM-DS has no further latent sites, a known precision, no clutter and a "
             "match prior over permutations, which this program does not; use inference.cavi"
         )
-    which = np.repeat(np.arange(len(scenes.points)), restarts)
+    which = np.repeat(np.arange(len(scenes.points)), num_restarts)
     model, owner = problem.reading.take(which), problem.owner
-    base_key = jax.random.key(key) if isinstance(key, int) else key
-    walk = _walk(model, jax.random.split(base_key, STEPS), beta_start, tuple(owner.tolist()))
-    elbo = np.asarray(walk.elbo).reshape(-1, restarts)
-    best = np.arange(len(elbo)) * restarts + elbo.argmax(axis=1)
+    walk = _walk(model, jax.random.split(rng_key, STEPS), beta_start, tuple(owner.tolist()))
+    elbo = np.asarray(walk.elbo).reshape(-1, num_restarts)
+    best = np.arange(len(elbo)) * num_restarts + elbo.argmax(axis=1)
     match_probs, mean, covariance, settled = (
         np.moveaxis(np.asarray(x)[..., best], -1, 0)
         for x in (walk.match_probs, walk.pose.mean, walk.pose.covariance, walk.settled)
     )
-    if progress is not None:
-        progress(len(which), len(which))
-    result = Result(
+    reporter(progress_bar)(len(which), len(which))
+    return Result(
         method="ds",
         scene=scenes,
         match_probs=match_probs,
         pose_mean=np.swapaxes(mean, 1, 2),
         pose_covariance=np.moveaxis(covariance, 3, 1),
-        object=partition(match_probs, owner, scenes.present),
+        labels=partition(match_probs, owner, scenes.present),
         owner=owner,
         converged=settled,
         steps=np.full(len(best), STEPS),
         elbo=elbo.max(axis=1) + problem.log_constant + sinkhorn.log_bound(len(owner)),
     )
-    result = result if scene.is_batch else result.take(0)
-    return replace(result, seconds=time.perf_counter() - began)
 
 
 @functools.partial(jax.jit, static_argnames="owner")
-def _walk(model: Conjugate, keys: Array, beta_start: float, owner: tuple[int, ...]) -> Walk:
+def _walk(
+    model: LinearGaussianModel, keys: Array, beta_start: float, owner: tuple[int, ...]
+) -> Walk:
     """All steps of all runs."""
     runs = model.points.shape[-1]
     first = random_rows(keys[0], model)
@@ -139,7 +135,7 @@ def _walk(model: Conjugate, keys: Array, beta_start: float, owner: tuple[int, ..
 
 
 def step(
-    model: Conjugate,
+    model: LinearGaussianModel,
     owner: Int[np.ndarray, " N"],
     match_probs: Float[Array, "N N runs"],
     beta: Float[Array, " runs"],
@@ -177,7 +173,7 @@ def sweep(log_rho: Float[Array, "N N runs"]) -> Float[Array, "N N runs"]:
 
 
 def is_sparse(
-    model: Conjugate, owner: Int[np.ndarray, " N"], match_probs: Float[Array, "N N runs"]
+    model: LinearGaussianModel, owner: Int[np.ndarray, " N"], match_probs: Float[Array, "N N runs"]
 ) -> Bool[Array, " runs"]:
     """Whether an object surely has a point, but less than two in all."""
     of_points = match_probs * model.seen.any(axis=1)[:, None]
@@ -188,7 +184,7 @@ def is_sparse(
     return found
 
 
-def random_rows(key: Array, model: Conjugate) -> Float[Array, "N N runs"]:
+def random_rows(key: Array, model: LinearGaussianModel) -> Float[Array, "N N runs"]:
     """R with uniform entries and rows that sum to one, zero in dummy rows."""
     num_parts, runs = model.match_logits.shape[0], model.points.shape[-1]
     entries = jax.random.uniform(key, (num_parts, num_parts, runs))

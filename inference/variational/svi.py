@@ -7,7 +7,6 @@ NumPyro's automatic guides it takes any prior, on the program with its match sum
 """
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -18,6 +17,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from inference.conditions.sets import discrete_sites
+from inference.method import Report, method, reporter
 from inference.posterior.draws import owner_of, recover_match, result_of_draws, with_computed
 from inference.posterior.poses import pose_sites
 from inference.result import Result, partition
@@ -35,7 +35,7 @@ from models.program.batches import check_conjugate
 from models.program.marginal import check_table
 from models.program.reading import Program
 from models.program.witness import check_program
-from models.scenes import Scene, check_scene
+from models.scenes import Scene
 
 OPTIMIZER = optax.adam(
     optax.exponential_decay(0.5, transition_steps=200, decay_rate=0.5, transition_begin=500),
@@ -68,23 +68,24 @@ class Fit(NamedTuple):
     keys: Array
 
 
+@method
 def run(
     program: Program,
     scene: Scene,
-    key: Array | int = 0,
+    rng_key: Array,
     *,
     guide: Literal[
         "mean_field", "AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal"
     ] = "mean_field",
-    restarts: int = 8,
-    start: Literal["poses", "uniform", "vi", "prior"] | None = None,
+    num_restarts: int = 8,
+    init_strategy: Literal["poses", "uniform", "vi", "prior"] | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    particles: int = 8,
+    num_particles: int = 8,
     tolerance: float = 1e-3,
-    max_steps: int = 3000,
-    num_draws: int = 1000,
+    num_steps: int = 3000,
+    num_samples: int = 1000,
     history: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress_bar: bool | Report = False,
 ) -> Result:
     """Fit a guide to one scene, or with "mean_field" to each of a batch; the best restart is kept.
 
@@ -96,43 +97,41 @@ def run(
     Args:
         program: for "mean_field" a program that the closed forms hold for, as coordinate ascent
             wants it; for an automatic guide any NumPyro program that nuts takes.
-        restarts: runs for each scene, of which the one with the highest ELBO is kept.
-        start: for "mean_field" what `cavi.run` takes, "poses" or "uniform", with the same random
-            starts for the same key; for an automatic guide "vi", poses from restarts of coordinate
-            ascent, or "prior".
+        num_restarts: runs for each scene, of which the one with the highest ELBO is kept.
+        init_strategy: for "mean_field" what `cavi.run` takes, "poses" or "uniform", with the same
+            random starts for the same key; for an automatic guide "vi", poses from restarts of
+            coordinate ascent, or "prior".
         optimizer: any optax optimizer; by default Adam with steps that shrink. Poses are measured
             in standard deviations.
-        particles: draws of q for each gradient.
+        num_particles: draws of q for each gradient.
         tolerance: change of the ELBO, in nats, below which a run has converged.
         history: keep the ELBO and the mean loss at each look, for every run.
     """
-    began = time.perf_counter()
-    scenes = check_scene(scene).batch()
+    scenes = scene.batch()
     check_program(program, scenes.take(0))
-    if restarts < 1 or particles < 1 or max_steps < LOOK:
+    if num_restarts < 1 or num_particles < 1 or num_steps < LOOK:
         raise InputError(
-            f"wanted at least one restart, one particle and {LOOK} steps, got {restarts}, "
-            f"{particles} and {max_steps}; try 8, 8 and 3000"
+            f"wanted at least one restart, one particle and {LOOK} steps, got {num_restarts}, "
+            f"{num_particles} and {num_steps}; try 8, 8 and 3000"
         )
-    family = _family(program, scene, guide, start, particles)
-    base_key = jax.random.key(key) if isinstance(key, int) else key
-    attempt, scene_of = np.divmod(np.arange(len(scenes.points) * restarts), len(scenes.points))
+    family = _family(program, scene, guide, init_strategy, num_particles)
+    attempt, scene_of = np.divmod(np.arange(len(scenes.points) * num_restarts), len(scenes.points))
     runs = np.c_[scene_of, attempt]
-    params, frame = family.begin(scenes, base_key, runs)
+    params, frame = family.begin(scenes, rng_key, runs)
     fit, elbo, looks = climb(
         family,
         params,
         frame,
         Scene(**scenes.take(scene_of).observed),
-        jax.random.fold_in(base_key, 1),
+        jax.random.fold_in(rng_key, 1),
         optimizer or (FLOW_OPTIMIZER if guide == "AutoIAFNormal" else OPTIMIZER),
         tolerance,
-        max_steps,
-        progress,
+        num_steps,
+        reporter(progress_bar),
     )
     elbo = elbo + family.constant(scenes)[scene_of]
     order = np.lexsort((attempt, -np.nan_to_num(elbo[-1], nan=-np.inf), scene_of))
-    best = order[::restarts]
+    best = order[::num_restarts]
     settled = _settled(elbo, tolerance)[best]
     steps = np.full(len(best), LOOK * len(looks))
     trace = {"elbo": elbo[1:, best], "loss": looks[:, best]} if history else None
@@ -140,12 +139,12 @@ def run(
     common = {"elbo": elbo[-1, best], "history": trace}
     if guide == "mean_field":
         result = _mean_field_result(program, family, scenes, chosen, frame, settled, steps, common)
-    draw_key = jax.random.fold_in(base_key, 2)
+    draw_key = jax.random.fold_in(rng_key, 2)
     if not scene.is_batch:
         chosen, frame = jax.tree.map(lambda x: x[0], (chosen, frame))
         draws = {
             name: np.asarray(x)[None]
-            for name, x in family.draw(draw_key, chosen, frame, num_draws).items()
+            for name, x in family.draw(draw_key, chosen, frame, num_samples).items()
         }
         one = scenes.take(0)
         if guide == "mean_field":
@@ -166,7 +165,7 @@ def run(
                 elbo=elbo[-1, best[0]],
                 history=None if trace is None else {name: x[:, 0] for name, x in trace.items()},
             )
-    return replace(result, seconds=time.perf_counter() - began)
+    return result
 
 
 def climb(
@@ -177,8 +176,8 @@ def climb(
     key: Array,
     optimizer: optax.GradientTransformation,
     tolerance: float,
-    max_steps: int,
-    progress: Callable[[int, int], None] | None = None,
+    num_steps: int,
+    report: Report,
 ) -> tuple[Fit, Float[np.ndarray, "looks+1 runs"], Float[np.ndarray, "looks runs"]]:
     """Take steps until the ELBO of every run has settled.
 
@@ -189,12 +188,11 @@ def climb(
     num_runs = len(jax.tree.leaves(frame)[0])
     fit = Fit(params, jax.vmap(optimizer.init)(params), jax.random.split(key, num_runs))
     elbo, losses = [np.asarray(judge(params, frame, scenes))], []
-    for done in range(LOOK, max_steps + 1, LOOK):
+    for done in range(LOOK, num_steps + 1, LOOK):
         fit, loss = advance(fit, frame, scenes)
         elbo.append(np.asarray(judge(fit.params, frame, scenes)))
         losses.append(np.asarray(loss))
-        if progress is not None:
-            progress(done, max_steps)
+        report(done, num_steps)
         if _settled(np.stack(elbo), tolerance).all():
             break
     return fit, np.stack(elbo), np.stack(losses)
@@ -287,7 +285,7 @@ def _mean_field_result(
         match_probs=match_probs,
         pose_mean=np.asarray(q["pose_mean"]),
         pose_covariance=factor @ factor.swapaxes(-1, -2),
-        object=partition(match_probs, owner, scenes.present),
+        labels=partition(match_probs, owner, scenes.present),
         owner=owner,
         converged=converged,
         steps=steps,

@@ -14,7 +14,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from models.errors import ConjugacyError
-from models.program.reading import FACTORS, Conjugate, Program, Values, described, look
+from models.program.reading import FACTORS, LinearGaussianModel, Program, Values, described, look
 from models.program.witness import testify
 from models.scenes import Scene
 
@@ -56,17 +56,17 @@ class Skeleton(NamedTuple):
 class Reading(NamedTuple):
     """A program read at each scene of a batch."""
 
-    model: Conjugate
+    model: LinearGaussianModel
     """In numpy, scene axis last; of length one where nothing depends on the scene."""
     varies: Any
-    """A `Conjugate` of flags: for each piece whether it depends on the scene."""
+    """A `LinearGaussianModel` of flags: for each piece whether it depends on the scene."""
     skeleton: Skeleton
 
-    def take(self, which: Any) -> Conjugate:
+    def take(self, which: Any) -> LinearGaussianModel:
         """The pieces at some scenes, by number, slice or mask."""
         return jax.tree.map(lambda flag, x: x[..., which] if flag else x, self.varies, self.model)
 
-    def at(self, scene: int) -> Conjugate:
+    def at(self, scene: int) -> LinearGaussianModel:
         """The pieces at one scene, without a scene axis."""
         return jax.tree.map(lambda flag, x: x[..., scene if flag else 0], self.varies, self.model)
 
@@ -110,7 +110,7 @@ def read_scenes(
     return found
 
 
-_KNOWN: OrderedDict[Any, Conjugate] = OrderedDict()
+_KNOWN: OrderedDict[Any, LinearGaussianModel] = OrderedDict()
 """For programs that the witness has confirmed, on scenes of a layout, which pieces vary."""
 
 _REMEMBERED = 512
@@ -129,7 +129,7 @@ def _trace_batch(
 
     def read_one(scene: Scene, given: dict[str, Any]) -> list[Any]:
         found = look(program, scene, given, factors)
-        if not isinstance(found, Conjugate):
+        if not isinstance(found, LinearGaussianModel):
             kept.append(found)
             return []
         leaves, structure = jax.tree.flatten(found)
@@ -155,7 +155,7 @@ def _trace_single(
     scenes: Scene,
     given: dict[str, Any],
     factors: frozenset[str],
-    varies: Conjugate,
+    varies: LinearGaussianModel,
 ) -> Reading | Open:
     """The same for a batch of one, without the cost of tracing for many.
 
@@ -164,7 +164,7 @@ def _trace_single(
     """
     given = {name: x[0] for name, x in given.items()}
     looked = look(program, Scene(**scenes.take(0).observed), given, factors)
-    if not isinstance(looked, Conjugate):
+    if not isinstance(looked, LinearGaussianModel):
         return looked
     found = jax.tree.map(np.asarray, looked)
     if hash(jax.tree.structure(found)) != hash(jax.tree.structure(varies)):
@@ -197,7 +197,7 @@ def check_conjugate(program: Program, scene: Scene, given: Values | None = None)
         raise ConjugacyError(name, f"a further latent site, {described(prior)}", "no such site")
 
 
-def skeleton_of(found: Conjugate, varies: Conjugate | None = None) -> Skeleton:
+def skeleton_of(found: LinearGaussianModel, varies: LinearGaussianModel | None = None) -> Skeleton:
     """The skeleton of pieces; what depends on the scene counts as different.
 
     Args:
@@ -246,7 +246,7 @@ def skeleton_of(found: Conjugate, varies: Conjugate | None = None) -> Skeleton:
 
 
 def map_scenes(
-    function: Callable[..., Seen], model: Conjugate, *others: Any, axis: int = 0
+    function: Callable[..., Seen], model: LinearGaussianModel, *others: Any, axis: int = 0
 ) -> Seen:
     """Map a function of one scene's pieces over a batch, as `Reading.take` gives it.
 

@@ -43,7 +43,7 @@ FACTORS = frozenset({"precision", "part_probs"})
 
 
 @dataclass(frozen=True)
-class Conjugate:
+class LinearGaussianModel:
     """What the closed-form methods need of a program, at one scene; JAX or numpy arrays."""
 
     points: Float[AnyArray, "N d"]
@@ -70,7 +70,7 @@ class Conjugate:
 
 
 jax.tree_util.register_dataclass(
-    Conjugate,
+    LinearGaussianModel,
     data_fields=[
         "points",
         "seen",
@@ -91,7 +91,7 @@ def read(
     scene: Scene,
     given: Values | None = None,
     factors: frozenset[str] = FACTORS,
-) -> Conjugate:
+) -> LinearGaussianModel:
     """Read the linear-Gaussian pieces of a program at one scene.
 
     Works on traced values too, so that priors that depend on the scene (say, on the mean of its
@@ -102,7 +102,7 @@ def read(
         factors: sites that may keep their priors; others than these are conditions.
     """
     found = look(program, scene, given, factors)
-    if not isinstance(found, Conjugate):
+    if not isinstance(found, LinearGaussianModel):
         name, prior = next(iter(found.items()))
         raise ConjugacyError(name, f"a further latent site, {described(prior)}", "a value of it")
     return found
@@ -113,7 +113,7 @@ def look(
     scene: Scene,
     given: Values | None = None,
     factors: frozenset[str] = FACTORS,
-) -> Conjugate | dict[str, Distribution]:
+) -> LinearGaussianModel | dict[str, Distribution]:
     """The same, or the conditions that a program leaves open."""
     sites = trace_sites(program, scene, given)
     if left_open := conditions(sites, given, factors):
@@ -166,7 +166,7 @@ def conditions(
 
 def pieces(
     sites: Mapping[str, Site], given: Values | None = None, factors: frozenset[str] = FACTORS
-) -> Conjugate:
+) -> LinearGaussianModel:
     """The linear-Gaussian pieces of traced sites, or a sentence about the site in the way."""
     likelihood = likelihood_of(sites)
     for name in ("pose", "match"):
@@ -197,7 +197,7 @@ def pieces(
     if "part_probs" in own:
         part_prior = jnp.asarray(sites["part_probs"]["fn"].concentration, float)
     constant = [log_prob_of(s) for n, s in sites.items() if n not in {*_SITES, *own}]
-    return Conjugate(
+    return LinearGaussianModel(
         points=jnp.asarray(sites["points"]["value"], float),
         seen=likelihood.seen,
         pose_mean=pose_mean,
@@ -212,8 +212,8 @@ def pieces(
 
 
 def _at_moved_pose(
-    program: Program, scene: Scene, given: Values | None, found: Conjugate
-) -> Conjugate:
+    program: Program, scene: Scene, given: Values | None, found: LinearGaussianModel
+) -> LinearGaussianModel:
     """Pieces of a program whose likelihood gets a linear function of each pose, J y + b.
 
     Then x = F (J y + b) + m is again linear in y. That the function is linear, and of the object's

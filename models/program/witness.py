@@ -23,7 +23,7 @@ from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import log_permanent
 from models.program.reading import (
     MATCH_FAMILIES,
-    Conjugate,
+    LinearGaussianModel,
     Program,
     Site,
     Values,
@@ -46,7 +46,7 @@ def testify(
     program: Program,
     scenes: Sequence[Scene],
     given: Sequence[Values],
-    models: Sequence[Conjugate],
+    models: Sequence[LinearGaussianModel],
 ) -> None:
     """Raise an error if what was read is not what the program says.
 
@@ -81,7 +81,7 @@ def testify(
                 raise _explained(name, sites, blank, others, found[name], expected[name])
 
 
-def log_densities(model: Conjugate, values: Mapping[str, Any]) -> dict[str, float]:
+def log_densities(model: LinearGaussianModel, values: Mapping[str, Any]) -> dict[str, float]:
     """Log density of each site under the pieces, at a match, poses and factors, in plain numpy."""
     match, pose, parts = values["match"], values["pose"], model.parts
     shift = pose - model.pose_mean
@@ -171,7 +171,7 @@ def _plates(site: Site) -> list[str]:
     return [frame.name for frame in site["cond_indep_stack"]]
 
 
-def _random_values(rng: np.random.Generator, model: Conjugate) -> dict[str, np.ndarray]:
+def _random_values(rng: np.random.Generator, model: LinearGaussianModel) -> dict[str, np.ndarray]:
     """Values of the sites that the closed forms integrate over: poses, and factors."""
     spread = np.sqrt(np.nan_to_num(np.diagonal(model.pose_covariance, axis1=1, axis2=2)))
     pose = np.nan_to_num(model.pose_mean) + spread * rng.normal(size=spread.shape)
@@ -185,7 +185,7 @@ def _random_values(rng: np.random.Generator, model: Conjugate) -> dict[str, np.n
 
 
 def _random_match(
-    rng: np.random.Generator, model: Conjugate, dense: bool
+    rng: np.random.Generator, model: LinearGaussianModel, dense: bool
 ) -> Float[np.ndarray, "N N"] | None:
     """A match that the prior allows, if there is one; or weights on all pairs that it allows."""
     scores = rng.uniform(size=model.match_logits.shape)
@@ -200,7 +200,7 @@ def _random_match(
     return np.where(allowed, scores, 0.0) if dense else np.eye(scores.shape[1])[columns]
 
 
-def _log_match(model: Conjugate, match: np.ndarray, values: Mapping[str, Any]) -> float:
+def _log_match(model: LinearGaussianModel, match: np.ndarray, values: Mapping[str, Any]) -> float:
     logits = model.match_logits
     if model.part_prior is not None:
         logits = np.broadcast_to(np.log(values["part_probs"]), logits.shape)
@@ -222,7 +222,7 @@ def _log_prob(site: Site) -> float:
     return float(log_prob_of(site))
 
 
-def _agree(found: float, expected: float, model: Conjugate | None) -> bool:
+def _agree(found: float, expected: float, model: LinearGaussianModel | None) -> bool:
     tolerance = _ROUNDING
     if model is not None:  # an ill-conditioned covariance costs digits, however it is inverted
         tolerance += 1e-14 * float(np.linalg.cond(model.pose_covariance).max())

@@ -344,7 +344,7 @@ from functools import partial
 
 program = partial(constellation, parts=stack(shapes("triangle", "triangle")))
 scenes = sample_scenes(40, sigma=0.1, seed=2, objects=("triangle", "triangle"))
-one, two = (cavi.run(program, scenes, 0, restarts=3, devices=n) for n in (1, 2))
+one, two = (cavi.run(program, scenes, jax.random.key(0), num_restarts=3, devices=n) for n in (1, 2))
 names = ("match_probs", "pose_mean", "pose_covariance", "elbo", "steps")
 apart = {n: float(np.abs(getattr(one, n) - getattr(two, n)).max()) for n in names}
 reading = read_scenes(program, scenes.take(slice(8)))

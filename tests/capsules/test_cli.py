@@ -296,7 +296,7 @@ def test_methods_are_found_by_name():
     with pytest.raises(InputError, match="no preset 'magic'; choose from default, paper, pub"):
         infer("exact", SCENES.take(0), preset="magic")
     with pytest.raises(InputError, match="method exact has no option 'restarts'"):
-        infer("exact", SCENES.take(0), restarts=3)
+        infer("exact", SCENES.take(0), num_restarts=3)
 
 
 def test_a_preset_says_the_options_and_a_call_goes_before_it(monkeypatch):
@@ -308,7 +308,7 @@ def test_a_preset_says_the_options_and_a_call_goes_before_it(monkeypatch):
     monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fake))
     infer("ds", SCENES, preset="paper")
     assert given == {"start": "uniform", "restarts": 5, "confirmations": None}
-    infer("ds", SCENES, preset="paper", restarts=7)
+    infer("ds", SCENES, preset="paper", num_restarts=7)
     assert given == {"start": "uniform", "restarts": 7, "confirmations": None}
     assert program_of("gmm", preset="published").func is published_mixture
 

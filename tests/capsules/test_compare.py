@@ -3,6 +3,7 @@
 import functools
 import io
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -50,12 +51,12 @@ def test_a_clear_scene_is_matched_alike():
     assert rows()["exact"].match_error == 0.0
 
 
-def sampled(program, scene, seed, progress, swapped=(), moved=0.0):
+def sampled(program, scene, rng_key, progress_bar=False, swapped=(), moved=0.0):
     """A sampler made of exact draws, some chains with the names swapped, the poses moved."""
     from inference import exact
     from inference.result import Result
 
-    drawn = exact.sample(program, scene, 7, 2000)
+    drawn = exact.sample(program, scene, jax.random.key(7), 2000)
     pose, match = drawn.pose.reshape(4, 500, 2, 4).copy(), drawn.match.reshape(4, 500, 6).copy()
     frame = frame_of(program, exact.run(program, scene))
     pose += moved * np.sqrt(frame.covariance.diagonal(axis1=1, axis2=2))
@@ -68,7 +69,7 @@ def sampled(program, scene, seed, progress, swapped=(), moved=0.0):
         match_probs=np.eye(6),
         pose_mean=pose.mean(axis=(0, 1)),
         pose_covariance=np.tile(np.eye(4), (2, 1, 1)),
-        object=np.zeros(6, int),
+        labels=np.zeros(6, int),
         owner=np.repeat([0, 1], 3),
         converged=np.array(True),
         steps=np.array(2000),
@@ -94,15 +95,15 @@ def test_draws_are_judged_in_the_exact_frame(monkeypatch):
 def test_rungs_go_to_the_methods_that_temper(monkeypatch):
     given = {}
 
-    def noted(name, program, scene, seed, progress, **options):
+    def noted(name, program, scene, rng_key, progress_bar=False, **options):
         given[name] = options
-        return sampled(program, scene, seed, progress)
+        return sampled(program, scene, rng_key)
 
     for name in ("nuts", "gibbs", "svi"):
         run = functools.partial(noted, name)
         monkeypatch.setitem(METHODS, name, METHODS[name]._replace(run=run))
     compare.compare(SCENE, ["nuts", "gibbs", "svi"], rungs=7, twice=False, **OPTIONS)
-    assert given == {"nuts": {"rungs": 7}, "gibbs": {"rungs": 7}, "svi": {}}
+    assert given == {"nuts": {"num_temperatures": 7}, "gibbs": {"num_temperatures": 7}, "svi": {}}
     compare.compare(SCENE, ["nuts"], twice=False, **OPTIONS)
     assert given["nuts"] == {}
 

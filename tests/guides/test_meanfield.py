@@ -298,7 +298,9 @@ def test_the_gradient_vanishes_at_a_fixed_point():
     ]
     stacked = stack_problems(problems, "doubly_stochastic")
     schedule = Schedule(beta_start=0.5, tolerance=1e-12, max_steps=5_000)
-    result = cavi.run(stacked.program, stacked.scenes, 0, restarts=1, schedule=schedule)
+    result = cavi.run(
+        stacked.program, stacked.scenes, jax.random.key(0), num_restarts=1, schedule=schedule
+    )
     transform = biject_to(doubly_stochastic)
     owner = np.array(design.owner)
 
@@ -407,7 +409,9 @@ def test_with_much_data_the_precision_is_found(truth):
     exact_points = np.asarray(parts.predict(jnp.array([[0.3, -0.2, 0.8, 0.5]])))
     points = exact_points + rng.normal(size=(40, 2)) / np.sqrt(truth)
     scene = Scene(points, np.ones(40, bool))
-    result = cavi.run(unknown_noise, scene, 0, restarts=1, start="poses")
+    result = cavi.run(
+        unknown_noise, scene, jax.random.key(0), num_restarts=1, init_strategy="poses"
+    )
     assert result.converged
     np.testing.assert_allclose(np.diag(result.match_probs), 1, atol=1e-3)
     residual = points - np.asarray(parts.predict(jnp.asarray(result.pose_mean)))

@@ -91,12 +91,12 @@ def any_density(*sites: str) -> Cells:
 
 
 def condition(*sites: str) -> Cells:
-    """Conjugate given a further continuous site, which is integrated over, or drawn."""
+    """LinearGaussianModel given a further continuous site, which is integrated over, or drawn."""
     return conjugate() | {"svi": Either(sites), "ransac": Either(sites)}
 
 
 def discrete(*sites: str) -> Cells:
-    """Conjugate given further discrete sites, which are summed over, or drawn."""
+    """LinearGaussianModel given further discrete sites, which are summed over, or drawn."""
     return condition(*sites) | {"svi-auto": Either(sites)}
 
 

@@ -1,5 +1,6 @@
 """The ELBO is a lower bound on the log evidence, under random priors and extreme scales."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,6 +33,6 @@ def problems(count, seed):
 def test_the_bound_lies_below_the_evidence(count):
     stacked = problems(count, seed=count)
     evidence = exact.run(stacked.program, stacked.scenes).log_evidence
-    bound = cavi.run(stacked.program, stacked.scenes, 0, restarts=2).elbo
+    bound = cavi.run(stacked.program, stacked.scenes, jax.random.key(0), num_restarts=2).elbo
     assert (bound <= evidence + 1e-9 * np.maximum(1.0, np.abs(evidence))).all()
     assert np.median(evidence - bound) < 20  # and says something

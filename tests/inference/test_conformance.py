@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,12 +21,16 @@ uniform = functools.partial(constellation, **options)
 mixture = functools.partial(mixture_constellation, **options)
 
 METHODS = {
-    "ds": functools.partial(cavi.run, uniform, key=0, restarts=4),
-    "ds uniform": functools.partial(cavi.run, uniform, key=0, restarts=4, start="uniform"),
-    "bethe": functools.partial(cavi.run, uniform, key=0, restarts=4, projection="bethe"),
-    "gmm": functools.partial(cavi.run, mixture, key=0, restarts=4),
+    "ds": functools.partial(cavi.run, uniform, rng_key=jax.random.key(0), num_restarts=4),
+    "ds uniform": functools.partial(
+        cavi.run, uniform, rng_key=jax.random.key(0), num_restarts=4, init_strategy="uniform"
+    ),
+    "bethe": functools.partial(
+        cavi.run, uniform, rng_key=jax.random.key(0), num_restarts=4, projection="bethe"
+    ),
+    "gmm": functools.partial(cavi.run, mixture, rng_key=jax.random.key(0), num_restarts=4),
     "exact": functools.partial(exact.run, uniform),
-    "ransac": functools.partial(ransac.run, uniform),
+    "ransac": functools.partial(ransac.run, uniform, rng_key=jax.random.key(0)),
 }
 every_method = pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[pytest.mark.slow] * (m == "bethe")) for m in METHODS]
@@ -59,7 +64,7 @@ def test_the_shapes_are_those_of_the_result_type(method):
     assert result.match_probs.shape == (count, N, N)
     assert result.pose_mean.shape == (count, K, P)
     assert result.pose_covariance.shape == (count, K, P, P)
-    assert result.object.shape == (count, N)
+    assert result.labels.shape == (count, N)
     assert result.converged.shape == result.steps.shape == (count,)
     bounds = [result.elbo, result.log_evidence]
     assert sum(bound is not None for bound in bounds) == (method != "ransac")
@@ -82,12 +87,12 @@ def test_the_answer_is_finite_and_sums_to_one(method, scene):
     if method != "gmm":
         np.testing.assert_allclose(result.match_probs.sum(axis=0), 1, atol=1e-6)
     assert np.linalg.eigvalsh(result.pose_covariance).min() > 0
-    assert ((result.object == -1) == ~result.scene.present).all()
+    assert ((result.labels == -1) == ~result.scene.present).all()
 
 
 @every_method
 def test_the_full_scene_is_parsed(method):
-    found = answer(method).take(0).object
+    found = answer(method).take(0).labels
     if method in ("ds", "exact", "ransac"):
         assert found.tolist() == [0, 0, 0, 0, 1, 1, 1]
 

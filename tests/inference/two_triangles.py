@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 
 from inference import cavi, exact, gibbs, nuts, svi
@@ -30,12 +31,18 @@ FIVE = scene_at(POSES, seed=0, rows=range(5))
 
 PROGRAMS = {"gmm": MIXTURE}
 METHODS = {
-    "ds": lambda program: cavi.run(program, FIVE, 0, restarts=8),
-    "gmm": lambda program: cavi.run(program, FIVE, 0, restarts=8),
+    "ds": lambda program: cavi.run(program, FIVE, jax.random.key(0), num_restarts=8),
+    "gmm": lambda program: cavi.run(program, FIVE, jax.random.key(0), num_restarts=8),
     "exact": lambda program: exact.run(program, FIVE),
-    "svi": lambda program: svi.run(program, FIVE, 0, restarts=4, num_draws=400),
-    "gibbs": lambda program: gibbs.run(program, FIVE, 0, num_draws=100, num_warmup=100),
-    "nuts": lambda program: nuts.run(program, FIVE, 0, num_draws=100, num_warmup=200),
+    "svi": lambda program: svi.run(
+        program, FIVE, jax.random.key(0), num_restarts=4, num_samples=400
+    ),
+    "gibbs": lambda program: gibbs.run(
+        program, FIVE, jax.random.key(0), num_samples=100, num_warmup=100
+    ),
+    "nuts": lambda program: nuts.run(
+        program, FIVE, jax.random.key(0), num_samples=100, num_warmup=200
+    ),
 }
 
 

@@ -49,7 +49,7 @@ def fake(monkeypatch):
             match_probs=match_probs,
             pose_mean=np.zeros((count, 3, 4)),
             pose_covariance=np.zeros((count, 3, 4, 4)),
-            object=partition(match_probs, owner, scene.present),
+            labels=partition(match_probs, owner, scene.present),
             owner=owner,
             converged=np.ones(count, bool),
             steps=np.ones(count, int),

@@ -175,7 +175,7 @@ def test_the_picture_of_a_scene_has_its_parts_and_the_errors():
     poses = np.concatenate([scenes.poses, average], axis=-1)
     moved = poses + 0.1 * np.eye(poses.shape[-1])[0]
     explained = Explained(
-        {"vi": SimpleNamespace(object=found)}, {"vi": poses, "ransac": moved, "refit": poses}
+        {"vi": SimpleNamespace(labels=found)}, {"vi": poses, "ransac": moved, "refit": poses}
     )
     figure = report.plot_faces(study, scenes, explained)
 

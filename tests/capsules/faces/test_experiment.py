@@ -1,5 +1,6 @@
 """Inference of faces: closed form of factor analysis, bounds, assignments, the published model."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -50,7 +51,14 @@ def scenes(study):
 
 @pytest.fixture(scope="module")
 def fitted(study, scenes):
-    return cavi.run(study.program(K), scenes.scene, 0, restarts=3, fewest_points=1, history=True)
+    return cavi.run(
+        study.program(K),
+        scenes.scene,
+        jax.random.key(0),
+        num_restarts=3,
+        fewest_points=1,
+        history=True,
+    )
 
 
 def closed_form(factors: FactorAnalyser, scores: np.ndarray, seen: np.ndarray):
@@ -63,7 +71,7 @@ def closed_form(factors: FactorAnalyser, scores: np.ndarray, seen: np.ndarray):
 
 
 def test_assignments_are_right(scenes, fitted):
-    assert same_partition(np.asarray(scenes.scene.object), fitted.object).all()
+    assert same_partition(np.asarray(scenes.scene.object), fitted.labels).all()
     assert fitted.converged.all()
 
 
@@ -80,7 +88,7 @@ def test_appearance_is_the_closed_form_of_factor_analysis_with_missing_parts(stu
                 seen[factors.slices[kind]] = True
             hidden += (~seen).any()
             mean, covariance = closed_form(factors, stacked[i * K + face], seen)
-            (k,) = np.unique(fitted.object[i][rows])
+            (k,) = np.unique(fitted.labels[i][rows])
             np.testing.assert_allclose(fitted.pose_mean[i, k, 4:], mean, atol=1e-8)
             np.testing.assert_allclose(fitted.pose_covariance[i, k, 4:, 4:], covariance, atol=1e-8)
     assert hidden  # or nothing was tested of missing parts
@@ -99,7 +107,7 @@ def test_the_elbo_climbs_and_stays_below_the_evidence(scenes, fitted, truth):
     assert (np.diff(elbo, axis=0)[1:][comparable] > -1e-6).all()
     assert comparable.sum() > 5  # or nothing was tested
     assert (fitted.elbo <= truth.log_evidence + 1e-6).all()
-    assert same_partition(np.asarray(scenes.scene.object), truth.object).all()
+    assert same_partition(np.asarray(scenes.scene.object), truth.labels).all()
 
 
 def test_ransac_from_one_part_and_refitted(study, scenes, fitted):
@@ -112,13 +120,15 @@ def test_ransac_from_one_part_and_refitted(study, scenes, fitted):
     assert (numbers["appearance_vi"] < numbers["appearance_draw"]).all()
     np.testing.assert_allclose(numbers["scene_vi"], numbers["scene_refit"], rtol=0.01)
     # The single part is the first one of the face that is seen: the eyes, or the nose, ...
-    single = ransac.run(study.program(K), scenes.scene, refit=False, **RANSAC_OPTIONS)
+    single = ransac.run(
+        study.program(K), scenes.scene, jax.random.key(0), refit=False, **RANSAC_OPTIONS
+    )
     factors = study.appearance.factors
     stacked = study.appearance.encode(study.images, scenes.faces.reshape(-1, 6))
     for i in range(len(scenes.poses)):
         for face in range(K):
             rows = np.flatnonzero(scenes.scene.object[i] == face)
-            (k,) = np.unique(single.object[i][rows])
+            (k,) = np.unique(single.labels[i][rows])
             seen = np.zeros(len(factors.mean), bool)
             seen[factors.slices[scenes.scene.point_type[i, rows].min()]] = True
             mean, covariance = closed_form(factors, stacked[i * K + face], seen)
@@ -165,9 +175,9 @@ def test_nuts_agrees_with_exact_inference(study, scenes, truth):
         covariance = np.linalg.inv(precision)
         mean[k], variance[k] = covariance @ information, np.diag(covariance)
 
-    result = nuts.run(study.program(K), scene, 0, num_warmup=200, num_draws=400)
+    result = nuts.run(study.program(K), scene, jax.random.key(0), num_warmup=200, num_samples=400)
     assert result.converged
-    assert same_partition(scene.object, result.object)
+    assert same_partition(scene.object, result.labels)
     pose = result.draws["pose"]
     swapped = np.abs(pose[..., 0, :2] - mean[0, :2]).max(-1) > np.abs(
         pose[..., 0, :2] - mean[1, :2]
@@ -196,8 +206,8 @@ def test_the_published_model(study, shared_data):
         made.append(face_points(poses, scores[-1], dims, centres, seen, rng))
     batch = join(made)
     program = faces_program(factors, centres, num_faces)
-    result = cavi.run(program, batch, 0, restarts=4)
-    assert same_partition(np.asarray(batch.object), result.object).all()
+    result = cavi.run(program, batch, jax.random.key(0), num_restarts=4)
+    assert same_partition(np.asarray(batch.object), result.labels).all()
 
     scenes = FaceScenes(batch, sampled.faces, sampled.poses)
     stand_in = experiment.FaceStudy(

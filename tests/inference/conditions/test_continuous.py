@@ -3,6 +3,7 @@
 import itertools
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -111,7 +112,7 @@ def test_an_unknown_scalar_is_integrated_over(prior, num_features):
     assert found.converged
     np.testing.assert_allclose(found.log_evidence, expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found.details[PRIORS[prior][0]], mean, rtol=1e-6)
-    bound = cavi.run(this, scene, 0, restarts=4)
+    bound = cavi.run(this, scene, jax.random.key(0), num_restarts=4)
     assert bound.elbo <= expected + 1e-6
     assert bound.elbo > expected - 12.0
 

@@ -9,6 +9,7 @@ import itertools
 import math
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
@@ -212,8 +213,8 @@ def test_partitions(solved):
         np.testing.assert_allclose([prob for _, prob in listed], ranks[: len(listed)], atol=1e-9)
         for labels, prob in listed:
             assert prob == pytest.approx(truth["partitions"][canonical(labels)], abs=1e-9)
-        assert result.object[i].tolist() == listed[0][0].tolist()
-        assert ((result.object[i] >= 0) == result.scene.present[i]).all()
+        assert result.labels[i].tolist() == listed[0][0].tolist()
+        assert ((result.labels[i] >= 0) == result.scene.present[i]).all()
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_the_elbo_is_a_lower_bound(case):
     """The sum over sets of lower bounds is one, and close where the scene is clear."""
     program, parts, visibility, num_points, states = CASES[case]
     scenes = scenes_of(parts, num_points, 4)
-    bound = cavi.run(program, scenes, 0, restarts=4)
+    bound = cavi.run(program, scenes, jax.random.key(0), num_restarts=4)
     evidence = np.array(
         [brute_force(scenes.take(i), parts, visibility, states)["log_evidence"] for i in range(4)]
     )

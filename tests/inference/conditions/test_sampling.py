@@ -5,6 +5,7 @@ Exact inference under the same programs is held against brute force in `test_pre
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -33,13 +34,15 @@ sized = functools.partial(
 RUNS = {
     "gibbs, presence": (
         soft,
-        functools.partial(gibbs.run, rungs=6, num_warmup=100, num_draws=1000),
+        functools.partial(gibbs.run, num_temperatures=6, num_warmup=100, num_samples=1000),
     ),
     "gibbs, sized": (
         sized,
-        functools.partial(gibbs.run, rungs=6, num_warmup=100, num_draws=1000, start="prior"),
+        functools.partial(
+            gibbs.run, num_temperatures=6, num_warmup=100, num_samples=1000, init_strategy="prior"
+        ),
     ),
-    "nuts, presence": (soft, functools.partial(nuts.run, num_warmup=200, num_draws=800)),
+    "nuts, presence": (soft, functools.partial(nuts.run, num_warmup=200, num_samples=800)),
 }
 
 
@@ -62,7 +65,7 @@ def truth(name):
 @functools.cache
 def drawn(name):
     program, run = RUNS[name]
-    return run(program, SCENE, 0)
+    return run(program, SCENE, jax.random.key(0))
 
 
 @pytest.fixture(params=RUNS)
@@ -133,14 +136,16 @@ def test_the_ladder_gives_the_log_evidence(name):
 
 def test_the_evidence_given_a_set_counts_it_too():
     given = SCENE._replace(presence=np.array([True, False]))
-    result = gibbs.run(soft, given, 0, rungs=6, num_warmup=100, num_draws=400)
+    result = gibbs.run(
+        soft, given, jax.random.key(0), num_temperatures=6, num_warmup=100, num_samples=400
+    )
     wanted = exact.run(soft, given).log_evidence
     assert abs(result.log_evidence - wanted) < 5 * result.details["log_evidence_error"]
 
 
 def test_exact_draws_agree_too():
     found, exact = (
-        draws_of(soft, truth("nuts, presence").whole, 0, 1000, 4),
+        draws_of(soft, truth("nuts, presence").whole, jax.random.key(0), 1000, 4),
         truth("nuts, presence"),
     )
     assert_means(found["presence"].astype(float), exact.whole.details["presence"])
@@ -162,7 +167,7 @@ def test_densities_sum_over_sets_where_draws_have_none():
 
 def test_the_prior_is_drawn_given_the_number_of_points():
     sets = possible_values(soft, SCENE)["presence"]
-    found = prior_draws(soft, SCENE, 0, 2000)["presence"]
+    found = prior_draws(soft, SCENE, jax.random.key(0), 2000)["presence"]
     share = [(found == flags).all(axis=1).mean() for flags in sets]
     log_prior = [read(soft, SCENE, {"presence": flags}).log_constant for flags in sets]
     wanted = np.exp(log_prior - np.logaddexp.reduce(log_prior))
@@ -191,6 +196,6 @@ def test_relabelling_swaps_presence_with_the_objects():
 
 
 def test_arviz_has_presence_by_object():
-    data = to_arviz(drawn("gibbs, presence"), soft, num_draws=50)
+    data = to_arviz(drawn("gibbs, presence"), soft, jax.random.key(0), num_samples=50)
     assert data.posterior["presence"].dims == ("chain", "draw", "object")
     assert data.prior["presence"].dims == ("chain", "draw", "object")

@@ -48,8 +48,8 @@ def exact_evidence():
 def test_the_evidence_of_all_optima_is_the_exact_one_where_k_is_small():
     agreed = 0
     for i in range(COUNT):
-        optima = local_optima(PROGRAM, scenes().take(i), restarts=128)
-        found = importance(PROGRAM, optima)
+        optima = local_optima(PROGRAM, scenes().take(i), jax.random.key(0), num_restarts=128)
+        found = importance(PROGRAM, optima, jax.random.key(0))
         if found.pareto_k < GOOD_K:
             error = abs(found.log_evidence - exact_evidence()[i])
             assert error < 5 * found.standard_error + 0.02, (i, found.status)
@@ -60,8 +60,8 @@ def test_the_evidence_of_all_optima_is_the_exact_one_where_k_is_small():
 def test_q_alone_never_finds_more_than_there_is():
     """An unbiased estimate of a part of the evidence, above the ELBO."""
     for i in range(COUNT):
-        result = cavi.run(PROGRAM, scenes().take(i), 0, restarts=16)
-        found = importance(PROGRAM, result)
+        result = cavi.run(PROGRAM, scenes().take(i), jax.random.key(0), num_restarts=16)
+        found = importance(PROGRAM, result, jax.random.key(0))
         assert found.log_evidence < exact_evidence()[i] + 5 * found.standard_error + 1e-6
         assert found.log_evidence > result.elbo - 5 * found.standard_error
 
@@ -73,11 +73,11 @@ def test_the_evidence_of_one_q_is_the_exact_one_where_parts_are_missing():
         poses = 0.5 * np.random.default_rng(seed).normal(size=(2, 4))
         scene = scene_at(poses, seed, rows=range(6 - num_points, 6))
         expected = exact.run(PROGRAM, scene).log_evidence
-        result = cavi.run(PROGRAM, scene, 0, restarts=16)
-        found = importance(PROGRAM, result)
+        result = cavi.run(PROGRAM, scene, jax.random.key(0), num_restarts=16)
+        found = importance(PROGRAM, result, jax.random.key(0))
         assert abs(found.log_evidence - expected) < 5 * found.standard_error, found.status
         assert found.standard_error < 0.05
-        alone = importance(PROGRAM, result, search=False)
+        alone = importance(PROGRAM, result, jax.random.key(0), search=False)
         np.testing.assert_allclose(np.exp(alone.log_evidence - found.log_evidence), found.covered)
         missed = expected - alone.log_evidence > 5 * alone.standard_error
         blind += missed and alone.pareto_k < GOOD_K
@@ -100,8 +100,10 @@ def test_the_evidence_of_many_random_scenes_is_that_of_brute_force(design):
     stacked = stack_problems(random_problems(design))
     scores = []
     for i, problem in enumerate(stacked.problems):
-        result = cavi.run(stacked.program, stacked.scenes.take(i), 0, restarts=16)
-        found = importance(stacked.program, result)
+        result = cavi.run(
+            stacked.program, stacked.scenes.take(i), jax.random.key(0), num_restarts=16
+        )
+        found = importance(stacked.program, result, jax.random.key(0))
         error = found.log_evidence - posterior(problem).log_evidence
         assert found.standard_error < 0.1, (i, found.status)
         scores.append(error / (found.standard_error + 1e-6))  # rounding, if q is exact
@@ -110,8 +112,8 @@ def test_the_evidence_of_many_random_scenes_is_that_of_brute_force(design):
 
 
 def test_without_the_symmetry_the_evidence_lacks_log_two(monkeypatch):
-    result = cavi.run(PROGRAM, SCENE, 0, restarts=16)
-    right = importance(PROGRAM, result, search=False)
+    result = cavi.run(PROGRAM, SCENE, jax.random.key(0), num_restarts=16)
+    right = importance(PROGRAM, result, jax.random.key(0), search=False)
     find = symmetry.find
 
     def identities(program, scene):
@@ -119,7 +121,7 @@ def test_without_the_symmetry_the_evidence_lacks_log_two(monkeypatch):
         return group._replace(turns={(k, k): group.turns[k, k][:1] for k in range(2)})
 
     monkeypatch.setattr(symmetry, "find", identities)
-    wrong = importance(PROGRAM, result, search=False)
+    wrong = importance(PROGRAM, result, jax.random.key(0), search=False)
     assert wrong.pareto_k < GOOD_K  # nothing to be seen in the weights
     np.testing.assert_allclose(right.log_evidence - wrong.log_evidence, np.log(2), atol=0.02)
 
@@ -142,7 +144,9 @@ def test_evidence_with_an_unknown_precision():
     evidence = exact.run(fixed, same._replace(point_type=types)).log_evidence
     prior = dist.Gamma(4.0, 4e-3).log_prob(grid) + log_precision  # per log precision
     expected = logsumexp(evidence + prior) + np.log(log_precision[1] - log_precision[0])
-    found = importance(unknown, local_optima(unknown, SCENE, restarts=64))
+    found = importance(
+        unknown, local_optima(unknown, SCENE, jax.random.key(0), num_restarts=64), jax.random.key(0)
+    )
     assert found.pareto_k < GOOD_K
     assert abs(found.log_evidence - expected) < 5 * found.standard_error + 0.01
 
@@ -163,7 +167,7 @@ def test_weights_of_known_tails():
 
 def test_only_variational_results_have_weights():
     with pytest.raises(InputError, match="want a variational result, got one of 'exact'"):
-        importance(PROGRAM, result_of("exact"))
+        importance(PROGRAM, result_of("exact"), jax.random.key(0))
 
 
 # --- calibration --------------------------------------------------------------------------------
@@ -173,9 +177,9 @@ TRIANGLE = functools.partial(constellation, parts=ONE, precision=20.0)
 PRESENT = np.ones(3, bool)
 
 
-def brute_force(program, scene, seed, shrink=1.0, shift=0.0, count=99):
+def brute_force(program, scene, rng_key, shrink=1.0, shift=0.0, count=99):
     """Draws of the exact posterior of one triangle: six matches, each with a Normal pose."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     F = np.asarray(ONE.F)
     columns = oracle.permutations(3)
     weights, means, covariances = [], [], []
@@ -196,7 +200,7 @@ def brute_force(program, scene, seed, shrink=1.0, shift=0.0, count=99):
         match_probs=np.eye(3),
         pose_mean=pose.mean(axis=0)[None],
         pose_covariance=np.cov(pose.T)[None],
-        object=np.zeros(3, int),
+        labels=np.zeros(3, int),
         owner=np.asarray(ONE.owner),
         converged=np.array(True),
         steps=np.array(1),
@@ -207,7 +211,7 @@ def brute_force(program, scene, seed, shrink=1.0, shift=0.0, count=99):
 @functools.cache
 def calibrated(num_scenes=300, **changes):
     method = functools.partial(brute_force, **changes)
-    return calibrate(TRIANGLE, method, PRESENT, num_scenes=num_scenes, key=1)
+    return calibrate(TRIANGLE, method, PRESENT, num_scenes=num_scenes, rng_key=jax.random.key(1))
 
 
 def test_exact_draws_are_calibrated():
@@ -227,9 +231,9 @@ def test_wrong_draws_are_not(changes):
 def test_p_values_are_those_of_uniform_ranks():
     """Uniform ranks have uniform p-values, whether or not the bins divide the ranks."""
     rng = np.random.default_rng(4)
-    for num_draws in (99, 96):
-        ranks = rng.integers(0, num_draws + 1, size=(400, 50, 20))
-        p = Calibration(ranks, num_draws).p_values()
+    for num_samples in (99, 96):
+        ranks = rng.integers(0, num_samples + 1, size=(400, 50, 20))
+        p = Calibration(ranks, num_samples).p_values()
         assert abs((p < 0.1).mean() - 0.1) < 0.04
 
 
@@ -258,11 +262,12 @@ def test_the_plot_has_a_curve_for_each_method_in_each_panel():
 
 
 def test_a_batch_of_scenes_has_the_ranks_of_each_of_them():
-    def run(program, scene, seed):
+    def run(program, scene, rng_key):
         return exact.run(program, scene)
 
     apart, together = (
-        calibrate(TRIANGLE, run, PRESENT, num_scenes=5, together=way) for way in (False, True)
+        calibrate(TRIANGLE, run, PRESENT, jax.random.key(0), num_scenes=5, together=way)
+        for way in (False, True)
     )
     np.testing.assert_array_equal(together.ranks, apart.ranks)
     assert len(np.unique(apart.ranks)) > 5
@@ -270,4 +275,4 @@ def test_a_batch_of_scenes_has_the_ranks_of_each_of_them():
 
 def test_a_scene_without_points_cannot_be_drawn():
     with pytest.raises(InputError, match="with at least one"):
-        calibrate(TRIANGLE, brute_force, np.zeros(3, bool))
+        calibrate(TRIANGLE, brute_force, np.zeros(3, bool), jax.random.key(0))

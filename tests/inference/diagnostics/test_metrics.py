@@ -94,7 +94,7 @@ def result_of(match_probs, present, truth, **details):
         match_probs=match_probs,
         pose_mean=np.zeros((count, 3, 4)),
         pose_covariance=np.zeros((count, 3, 4, 4)),
-        object=partition(match_probs, OWNER, present),
+        labels=partition(match_probs, OWNER, present),
         owner=OWNER,
         converged=np.ones(count, bool),
         steps=np.ones(count, int),

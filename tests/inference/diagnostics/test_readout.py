@@ -26,7 +26,7 @@ def result_of(points, conditions):
         match_probs=np.eye(4),
         pose_mean=np.zeros((1, 4)),
         pose_covariance=np.eye(4)[None],
-        object=np.zeros(4, int),
+        labels=np.zeros(4, int),
         owner=np.zeros(4, int),
         converged=np.asarray(True),
         steps=np.asarray(1),

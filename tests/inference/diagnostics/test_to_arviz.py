@@ -3,6 +3,7 @@
 import functools
 
 import arviz as az
+import jax
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ GROUPS = {
 
 @functools.cache
 def converted(method):
-    return to_arviz(result_of(method), program_of(method), num_draws=100)
+    return to_arviz(result_of(method), program_of(method), jax.random.key(0), num_samples=100)
 
 
 SLOW = set(METHODS) - {"ds", "exact"}  # each compiles for a while
@@ -190,7 +191,7 @@ def test_density_of_a_point_given_the_others(method):
 def test_the_mean_density_of_a_point_left_out_is_the_ratio_of_exact_evidences(left_out):
     """E[p(x_m | others, pose)] over the posterior without point m is p(all) / p(others)."""
     without = Scene(FIVE.points, FIVE.present & (np.arange(6) != left_out))
-    draws = exact.sample(PROGRAM, without, 0, 40_000)
+    draws = exact.sample(PROGRAM, without, jax.random.key(0), 40_000)
     by_point = log_likelihood_by_point(PROGRAM, FIVE, {"pose": draws.pose})
     density = np.exp(by_point[:, left_out])
     expected = np.exp(result_of("exact").log_evidence - exact.run(PROGRAM, without).log_evidence)
@@ -214,7 +215,7 @@ def test_compare_ranks_priors_as_the_exact_evidence_does(method):
     }
     assert evidence["true"] > evidence["narrow"] + 10
     result = METHODS[method](OVERCONFIDENT)
-    narrow = to_arviz(result, OVERCONFIDENT, num_draws=100, predictive=False)
+    narrow = to_arviz(result, OVERCONFIDENT, jax.random.key(0), num_samples=100, predictive=False)
     ranked = az.compare({"narrow": narrow, "true": converted(method)})
     assert ranked.index.tolist() == ["true", "narrow"]
     assert ranked.elpd_diff["narrow"] > 10
@@ -238,12 +239,18 @@ def test_a_result_without_a_distribution_is_refused():
     fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
     bare = Result(**{**fields, "method": "ransac", "log_evidence": None, "details": {}})
     with pytest.raises(InputError, match="'ransac' has neither draws nor a distribution"):
-        to_arviz(bare, PROGRAM)
+        to_arviz(bare, PROGRAM, jax.random.key(0))
 
 
 def test_without_predictions_the_rest_is_the_same():
     whole = converted("exact")
-    less = to_arviz(result_of("exact"), program_of("exact"), num_draws=100, predictive=False)
+    less = to_arviz(
+        result_of("exact"),
+        program_of("exact"),
+        jax.random.key(0),
+        num_samples=100,
+        predictive=False,
+    )
     left_out = {"prior", "prior_predictive", "posterior_predictive"}
     assert set(less.groups()) == GROUPS - left_out
     for group in less.groups():

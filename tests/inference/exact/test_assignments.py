@@ -3,6 +3,7 @@
 import functools
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
@@ -105,12 +106,12 @@ def test_partitions(solved):
         np.testing.assert_allclose([prob for _, prob in listed], ranks, atol=1e-9)
         for labels, prob in listed:
             assert prob == pytest.approx(truth.partitions[canonical(labels)], abs=1e-9)
-        assert result.object[i].tolist() == listed[0][0].tolist()
+        assert result.labels[i].tolist() == listed[0][0].tolist()
 
 
 def test_the_elbo_of_the_mixture_is_below_the_evidence(solved):
     stacked, result, _ = solved
-    bound = cavi.run(stacked.program, stacked.scenes, 0, restarts=4)
+    bound = cavi.run(stacked.program, stacked.scenes, jax.random.key(0), num_restarts=4)
     assert (result.log_evidence - bound.elbo > -1e-9).all()
 
 
@@ -120,7 +121,9 @@ def test_draws():
     stacked = stack_problems([problem], "mixture")
     truth = brute_force(problem)
     count = 4_000
-    draws = exact.sample(stacked.program, stacked.scenes.take(0), key=1, num_draws=count)
+    draws = exact.sample(
+        stacked.program, stacked.scenes.take(0), rng_key=jax.random.key(1), num_samples=count
+    )
     rows = np.flatnonzero(problem.present)
     probs = truth.match_probs[rows]
     found = (draws.match[:, rows, None] == np.arange(5)).mean(axis=0)

@@ -128,7 +128,7 @@ def assert_partitions(result, wanted):
     listed = result.details["partitions"][:3]
     ranks = sorted(wanted.partitions.values(), reverse=True)[: len(listed)]
     np.testing.assert_allclose([prob for _, prob in listed], ranks, atol=1e-9)
-    assert listed[0][0].tolist() == result.object.tolist()
+    assert listed[0][0].tolist() == result.labels.tolist()
     for labels, prob in listed:
         truth = wanted.partitions[oracle_inference.canonical(labels)]
         assert prob == pytest.approx(truth, abs=1e-9)
@@ -151,7 +151,7 @@ def test_relabelling_the_points_permutes_the_answer():
     np.testing.assert_allclose(first.log_evidence, second.log_evidence, rtol=1e-12)
     rows = np.arange(10)[:, None]
     np.testing.assert_allclose(first.match_probs[rows, order], second.match_probs, atol=1e-12)
-    np.testing.assert_array_equal(first.object[rows, order], second.object)
+    np.testing.assert_array_equal(first.labels[rows, order], second.labels)
     np.testing.assert_allclose(first.pose_mean, second.pose_mean, atol=1e-10)
 
 
@@ -315,7 +315,7 @@ def test_scenes_without_noise_are_parsed_right():
     scenes = sample_scenes(40, seed=4)
     scenes = scenes.take(scenes.present.sum(axis=1) == 7)  # one size, one compilation
     result = exact.run(constellation, scenes)
-    assert partition_metrics(scenes.object, result.object)["scene_accuracy"].all()
+    assert partition_metrics(scenes.object, result.labels)["scene_accuracy"].all()
     np.testing.assert_allclose(result.match_probs.sum(axis=1), 1, atol=1e-9)
     np.testing.assert_allclose(result.match_probs.sum(axis=2), 1, atol=1e-9)
 
@@ -324,7 +324,7 @@ def test_scenes_without_noise_are_parsed_right():
 def test_the_published_scenes_without_noise_are_all_right(shared_data):
     scenes = load_scenes(shared_data / "constellations_0.00.npz", limit=512)
     result = exact.run(constellation, scenes)
-    found = partition_metrics(scenes.object, result.object)
+    found = partition_metrics(scenes.object, result.labels)
     assert (found["sa"] == 1).all()
     assert (found["ari"] == 1).all()
     np.testing.assert_allclose(found["vi"], 0, atol=1e-12)

@@ -6,6 +6,7 @@ classes with enough expected draws, Kolmogorov-Smirnov for whole distributions. 
 
 import functools
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -80,7 +81,7 @@ def drawn(request):
     """A scene as the oracle sees it, its posterior, and draws."""
     program, scene = CASES[request.param]
     problem = problem_of(scene)
-    draws = exact.sample(program, scene, key=2, num_draws=NUM_DRAWS)
+    draws = exact.sample(program, scene, rng_key=jax.random.key(2), num_samples=NUM_DRAWS)
     return problem, oracle_inference.posterior(problem), draws
 
 
@@ -179,4 +180,4 @@ def test_the_key_decides():
 
 def test_draws_of_a_batch_are_refused():
     with pytest.raises(InputError, match=r"for one scene, got a batch; use scene\.take\(i\)"):
-        exact.sample(UNIFORM, CASES["dummies"][1].batch())
+        exact.sample(UNIFORM, CASES["dummies"][1].batch(), jax.random.key(0))

@@ -6,6 +6,7 @@ import math
 from decimal import Decimal
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
@@ -200,7 +201,7 @@ def test_draws_put_the_point_where_it_is():
     """The pose is free in two directions, and in the other two as certain as the point."""
     problem = precise()
     program, scene = single(problem)
-    draws = exact.sample(program, scene, num_draws=4000)
+    draws = exact.sample(program, scene, jax.random.key(0), num_samples=4000)
     parts = draws.match[:, 0]
     predicted = np.einsum("idp,ip->id", problem.F[parts], draws.pose[:, 0]) + problem.offset[parts]
     z = (problem.points[0] - predicted) / np.sqrt(problem.variance[parts])

@@ -92,7 +92,7 @@ def exact_draws(name):
     """Draws by site, the continuous condition from a piecewise constant density on its grid."""
     program, site, grid = GRIDS[name]
     if site is None:
-        return by_site(exact.sample(program, SCENE, 0, NUM_DRAWS))
+        return by_site(exact.sample(program, SCENE, jax.random.key(0), NUM_DRAWS))
     fixed = [handlers.condition(program, data={site: value}) for value in grid]
     evidence = np.array([exact.run(at, SCENE).log_evidence for at in fixed])
     weight = np.exp(evidence - evidence.max()) * np.gradient(grid)

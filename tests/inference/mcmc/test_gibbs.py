@@ -34,7 +34,7 @@ PROBLEMS = [
     for seed in (0, 7, 2)
 ]
 STACKED = stack_problems(PROBLEMS)
-BUDGET = {"num_chains": 4, "num_warmup": 200, "num_draws": 800, "start": "prior"}
+BUDGET = {"num_chains": 4, "num_warmup": 200, "num_samples": 800, "start": "prior"}
 
 
 def parts_of(problem):
@@ -50,7 +50,13 @@ def parts_of(problem):
 
 @functools.cache
 def tempered(index):
-    return gibbs.run(STACKED.program, STACKED.scenes.take(index), 1, rungs=16, **BUDGET)
+    return gibbs.run(
+        STACKED.program,
+        STACKED.scenes.take(index),
+        jax.random.key(1),
+        num_temperatures=16,
+        **BUDGET,
+    )
 
 
 def test_the_problems_have_one_mode_and_many():
@@ -83,7 +89,13 @@ def test_the_error_of_the_evidence_is_honest_over_seeds():
     """Chains that mix slowly, over many modes: seed after seed, in units of the error reported."""
     exact = posterior(PROBLEMS[2]).log_evidence
     runs = [
-        gibbs.run(STACKED.program, STACKED.scenes.take(2), seed, rungs=16, **BUDGET)
+        gibbs.run(
+            STACKED.program,
+            STACKED.scenes.take(2),
+            jax.random.key(seed),
+            num_temperatures=16,
+            **BUDGET,
+        )
         for seed in range(10, 22)
     ]
     errors = np.array([result.details["log_evidence_error"] for result in runs])
@@ -97,7 +109,7 @@ def test_the_partition_is_the_most_probable_one(index):
     result, exact = tempered(index), posterior(PROBLEMS[index])
     best = max(exact.partitions, key=exact.partitions.get)
     together = np.equal.outer(best, best)
-    np.testing.assert_array_equal(np.equal.outer(result.object, result.object), together)
+    np.testing.assert_array_equal(np.equal.outer(result.labels, result.labels), together)
 
 
 def test_the_log_density_is_that_of_the_joint():
@@ -120,7 +132,7 @@ def test_the_log_density_is_that_of_the_joint():
 
 def test_without_tempering_chains_stay_in_their_modes_and_r_hat_shows_it():
     scene = STACKED.scenes.take(2)
-    alone = gibbs.run(STACKED.program, scene, 1, rungs=1, **BUDGET)
+    alone = gibbs.run(STACKED.program, scene, jax.random.key(1), num_temperatures=1, **BUDGET)
     together = tempered(2)
     assert alone.log_evidence is None
     assert split_gelman_rubin(alone.draws["pose"]).max() > 1.2
@@ -149,7 +161,9 @@ def test_a_mixture_agrees_with_brute_force():
         means.append([o[1] for o in objects])
     log_evidence = np.logaddexp.reduce(log_weights)
     weights = np.exp(log_weights - log_evidence)
-    result = gibbs.run(stacked.program, stacked.scenes.take(0), 0, rungs=4, **BUDGET)
+    result = gibbs.run(
+        stacked.program, stacked.scenes.take(0), jax.random.key(0), num_temperatures=4, **BUDGET
+    )
     assert_means(result.draws["pose"], np.tensordot(weights, means, 1))
     indicators = (result.draws["match"][..., :3, None] == np.arange(5)).astype(float)
     assert_means(indicators, np.tensordot(weights, match_probs, 1), floor=3 / 3200)
@@ -177,7 +191,7 @@ def test_an_unknown_precision_agrees_with_numerical_integration():
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
     scene = Scene(problem.points, problem.present)
-    result = gibbs.run(program, scene, 0, rungs=4, **BUDGET)
+    result = gibbs.run(program, scene, jax.random.key(0), num_temperatures=4, **BUDGET)
     assert_means(result.draws["precision"], weight @ grid)
     assert_means(result.draws["precision"] ** 2, weight @ grid**2)
     assert_means(result.draws["pose"], np.tensordot(weight, [p.pose_mean for p in at], 1))
@@ -209,7 +223,7 @@ def test_unknown_part_probabilities_are_the_counts_in_a_scene_of_one_part_each()
         return numpyro.sample("points", likelihood, obs=points)
 
     scene = Scene(np.array([[0.0], [10.0], [0.0]]), np.array([True, True, False]))
-    result = gibbs.run(program, scene, 0, rungs=1, **BUDGET)
+    result = gibbs.run(program, scene, jax.random.key(0), num_temperatures=1, **BUDGET)
     counts = concentration + np.array([1, 1, 0])
     assert_means(result.draws["part_probs"], counts / counts.sum())
 
@@ -260,16 +274,16 @@ def test_a_ladder_that_does_not_rise_to_one_is_refused(betas):
 
 def test_a_ladder_of_two_rungs_is_refused():
     with pytest.raises(InputError, match="at least 3 rungs, got 2"):
-        gibbs.run(STACKED.program, STACKED.scenes.take(0), rungs=2)
+        gibbs.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_temperatures=2)
 
 
 def test_a_batch_and_an_empty_budget_are_refused():
     with pytest.raises(InputError, match=r"one scene, got a batch; use scene.take\(i\)"):
-        gibbs.run(STACKED.program, STACKED.scenes)
+        gibbs.run(STACKED.program, STACKED.scenes, jax.random.key(0))
     with pytest.raises(InputError, match="at least one chain"):
-        gibbs.run(STACKED.program, STACKED.scenes.take(0), num_chains=0)
+        gibbs.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_chains=0)
     with pytest.raises(InputError, match="there is no start 'truth'"):
-        gibbs.run(STACKED.program, STACKED.scenes.take(0), start="truth")
+        gibbs.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), init_strategy="truth")
 
 
 def test_a_program_that_is_not_conjugate_is_refused():
@@ -283,7 +297,7 @@ def test_a_program_that_is_not_conjugate_is_refused():
     parts = parts_of(make_problem(np.random.default_rng(4), DESIGNS["one_object"], 3))
     scene = Scene(np.zeros((3, 2)), np.ones(3, bool))
     with pytest.raises(ConjugacyError, match=r"exact, gibbs.*takes any density \(nuts, svi with"):
-        gibbs.run(program, scene)
+        gibbs.run(program, scene, jax.random.key(0))
 
 
 # --- what is made of draws ----------------------------------------------------------------------

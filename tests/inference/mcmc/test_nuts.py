@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 from numpyro.diagnostics import split_gelman_rubin
@@ -21,12 +22,12 @@ PROBLEMS = [
     for seed in (0, 9)
 ]
 STACKED = stack_problems(PROBLEMS)
-BUDGET = {"num_chains": 4, "num_warmup": 200, "num_draws": 400}
+BUDGET = {"num_chains": 4, "num_warmup": 200, "num_samples": 400}
 
 
 @functools.cache
 def answer(index):
-    return nuts.run(STACKED.program, STACKED.scenes.take(index), 0, **BUDGET)
+    return nuts.run(STACKED.program, STACKED.scenes.take(index), jax.random.key(0), **BUDGET)
 
 
 def test_draws_agree_with_brute_force_on_a_scene_with_one_mode():
@@ -36,7 +37,7 @@ def test_draws_agree_with_brute_force_on_a_scene_with_one_mode():
     np.testing.assert_allclose(result.match_probs, exact.match_probs, atol=0.01)
     best = max(exact.partitions, key=exact.partitions.get)
     together = np.equal.outer(best, best)
-    np.testing.assert_array_equal(np.equal.outer(result.object, result.object), together)
+    np.testing.assert_array_equal(np.equal.outer(result.labels, result.labels), together)
 
 
 def test_the_log_density_is_that_of_poses_with_the_match_summed_out():
@@ -75,7 +76,7 @@ def test_the_statistics_are_those_of_a_healthy_sampler():
 
 def test_r_hat_shows_chains_that_stay_in_different_modes():
     scene = STACKED.scenes.take(1)
-    result = nuts.run(STACKED.program, scene, 0, start="prior", **BUDGET)
+    result = nuts.run(STACKED.program, scene, jax.random.key(0), init_strategy="prior", **BUDGET)
     assert split_gelman_rubin(result.draws["pose"]).max() > 1.2
     assert result.details["pose_r_hat"] > 1.2  # no two of its objects can be swapped
     assert not result.converged
@@ -87,8 +88,8 @@ def test_the_same_key_gives_the_same_draws_and_progress_is_told():
     again = nuts.run(
         STACKED.program,
         STACKED.scenes.take(0),
-        0,
-        progress=lambda done, total: told.append((done, total)),
+        jax.random.key(0),
+        progress_bar=lambda done, total: told.append((done, total)),
         **BUDGET,
     )
     for name, draws in answer(0).draws.items():
@@ -99,8 +100,8 @@ def test_the_same_key_gives_the_same_draws_and_progress_is_told():
 
 def test_what_is_refused():
     with pytest.raises(InputError, match=r"one scene, got a batch; use scene.take\(i\)"):
-        nuts.run(STACKED.program, STACKED.scenes)
+        nuts.run(STACKED.program, STACKED.scenes, jax.random.key(0))
     with pytest.raises(InputError, match=r"between 0 and 1, got 1\.5; try 0\.8"):
-        nuts.run(STACKED.program, STACKED.scenes.take(0), target_accept=1.5)
+        nuts.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), target_accept_prob=1.5)
     with pytest.raises(InputError, match="at least 4 draws"):
-        nuts.run(STACKED.program, STACKED.scenes.take(0), num_draws=0)
+        nuts.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_samples=0)

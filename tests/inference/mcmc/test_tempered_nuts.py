@@ -66,16 +66,18 @@ SMALL = several_modes(Design((0, 0, 1), 2, 2, translation), 3, precision=50.0, c
 
 def test_a_small_scene_agrees_with_brute_force():
     stacked, exact = stack_problems(SMALL), posterior(SMALL[0])
-    budget = {"num_warmup": 300, "num_draws": 3000, "rungs": 6}
-    result = nuts.run(stacked.program, stacked.scenes.take(0), 0, start="prior", **budget)
+    budget = {"num_warmup": 300, "num_samples": 3000, "rungs": 6}
+    result = nuts.run(
+        stacked.program, stacked.scenes.take(0), jax.random.key(0), init_strategy="prior", **budget
+    )
     assert_exact(result, exact)
     np.testing.assert_allclose(result.match_probs, exact.match_probs, atol=0.05)
 
 
 @functools.cache
 def answer(index):
-    budget = {"num_warmup": 300, "num_draws": 2000, "rungs": 14}
-    return nuts.run(STACKED.program, STACKED.scenes.take(index), 0, **budget)
+    budget = {"num_warmup": 300, "num_samples": 2000, "rungs": 14}
+    return nuts.run(STACKED.program, STACKED.scenes.take(index), jax.random.key(0), **budget)
 
 
 @pytest.mark.slow
@@ -93,10 +95,12 @@ def test_draws_and_evidence_agree_with_brute_force(index):
 
 @pytest.mark.slow
 def test_without_tempering_r_hat_shows_that_chains_stay_in_their_modes():
-    budget = {"num_warmup": 300, "num_draws": 500, "num_chains": 8}
+    budget = {"num_warmup": 300, "num_samples": 500, "num_chains": 8}
     for index in (0, 1):
         scene = STACKED.scenes.take(index)
-        result = nuts.run(STACKED.program, scene, 0, start="prior", **budget)
+        result = nuts.run(
+            STACKED.program, scene, jax.random.key(0), init_strategy="prior", **budget
+        )
         assert result.details["pose_r_hat"] > 1.05
         assert not result.converged
         assert result.log_evidence is None
@@ -106,7 +110,9 @@ def test_without_tempering_r_hat_shows_that_chains_stay_in_their_modes():
 def test_without_tempering_chains_that_all_begin_in_the_best_mode_say_nothing_of_the_others():
     """R-hat cannot show it: where all chains begin is at fault, and the marginals are wrong."""
     scene, exact = STACKED.scenes.take(0), posterior(PROBLEMS[0])
-    result = nuts.run(STACKED.program, scene, 0, num_warmup=300, num_draws=500, num_chains=8)
+    result = nuts.run(
+        STACKED.program, scene, jax.random.key(0), num_warmup=300, num_samples=500, num_chains=8
+    )
     assert result.details["pose_r_hat"] < 1.05
     assert np.abs(result.match_probs - exact.match_probs).max() > TWO
     assert np.abs(answer(0).match_probs - exact.match_probs).max() < TWO / 2
@@ -140,7 +146,12 @@ def test_a_prior_without_a_closed_form_agrees_with_numerical_integration():
     weight = density / density.sum()
     log_evidence = np.log(np.trapezoid(density, np.log(grid)))
     result = nuts.run(
-        program, Scene(problem.points, problem.present), 0, num_draws=2000, num_warmup=300, rungs=8
+        program,
+        Scene(problem.points, problem.present),
+        jax.random.key(0),
+        num_samples=2000,
+        num_warmup=300,
+        num_temperatures=8,
     )
     assert result.converged, result.details
     assert_means(result.draws["pose"], np.tensordot(weight, [p.pose_mean for p in at], 1))
@@ -258,4 +269,6 @@ def test_the_ladder_begins_where_half_of_the_draws_of_the_prior_are_effective():
 def test_a_ladder_of_two_rungs_is_refused():
     for rungs in (0, 2):
         with pytest.raises(InputError, match=f"at least 3 rungs, got {rungs}; try 16, or 1"):
-            nuts.run(STACKED.program, STACKED.scenes.take(0), rungs=rungs)
+            nuts.run(
+                STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_temperatures=rungs
+            )

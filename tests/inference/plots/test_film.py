@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ def make_result():
         match_probs=np.eye(7),
         pose_mean=POSES,
         pose_covariance=np.tile(np.eye(4), (2, 1, 1)),
-        object=OWNER,
+        labels=OWNER,
         owner=OWNER,
         converged=np.array(True),
         steps=np.array(STEPS),
@@ -86,12 +87,12 @@ def test_frames_show_the_state_after_each_step():
         np.testing.assert_array_equal(match, RESULT.history["match_probs"][number - 1])
         np.testing.assert_array_equal(elbo.get_ydata(), RESULT.history["elbo"][:number])
         np.testing.assert_array_equal(beta.get_ydata(), RESULT.history["beta"][:number])
-        for k in np.unique(state.object):
+        for k in np.unique(state.labels):
             expected = outline_at(PARTS, k, RESULT.history["pose_mean"][number - 1, k])
             np.testing.assert_allclose(outlines[f"outline {k}"][:-1], expected)
         assert figure.axes[0].get_title() == f"step {number} of {STEPS}"
     assert number == STEPS
-    np.testing.assert_array_equal(state.object, RESULT.object)
+    np.testing.assert_array_equal(state.labels, RESULT.labels)
 
 
 def test_the_window_is_the_same_in_all_frames_and_has_the_points():
@@ -131,7 +132,9 @@ def test_the_command_films_the_run_of_coordinate_ascent(scene_file):
     assert result.exit_code == 0, result.output
     program = program_of("ds", ("square", "triangle"))
     scene = load_scenes(scene_file).take(0)
-    found = cavi.run(program, scene, 0, restarts=8, start="uniform", history=True)
+    found = cavi.run(
+        program, scene, jax.random.key(0), num_restarts=8, init_strategy="uniform", history=True
+    )
     count = len(found.history["elbo"])
     assert count > 3
     assert len(list(frames_of(out))) == count

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -22,7 +23,7 @@ RESULT = Result(
     match_probs=np.eye(6),
     pose_mean=POSES,
     pose_covariance=COVARIANCE,
-    object=OWNER,
+    labels=OWNER,
     owner=OWNER,
     converged=np.array(True),
     steps=np.array(4),
@@ -42,7 +43,7 @@ def batch(objects, elbo=None, evidence=None, truth=None):
         match_probs=np.tile(np.eye(6), (count, 1, 1)),
         pose_mean=np.tile(POSES, (count, 1, 1)),
         pose_covariance=np.tile(COVARIANCE, (count, 1, 1, 1)),
-        object=np.stack(objects),
+        labels=np.stack(objects),
         owner=OWNER,
         converged=np.ones(count, bool),
         steps=np.ones(count, int),
@@ -73,7 +74,7 @@ def assert_whole(figure):
 
 
 def test_outlines_spread_as_the_pose_covariance_says():
-    drawn = fits.posterior_outlines(RESULT, PROGRAM, 0, count=1000)
+    drawn = fits.posterior_outlines(RESULT, PROGRAM, jax.random.key(0), count=1000)
     for k in (0, 1):
         vertices = np.stack([outlines[k] for outlines in drawn])
         F = np.asarray(PARTS.F)[k == OWNER]
@@ -91,7 +92,7 @@ def test_draws_with_swapped_names_lie_on_each_other():
     pose = np.stack([POSES, POSES[::-1]])[None]
     match = np.stack([np.arange(6), np.r_[3:6, 0:3]])[None]
     result = replace(RESULT, draws={"pose": pose, "match": match}, elbo=None, method="nuts")
-    first, second = fits.posterior_outlines(result, PROGRAM, count=2)
+    first, second = fits.posterior_outlines(result, PROGRAM, jax.random.key(0), count=2)
     for k in (0, 1):
         np.testing.assert_allclose(first[k], second[k])
 
@@ -101,12 +102,14 @@ def test_an_object_with_a_single_point_has_no_outline():
     scene = make_scene(SCENE.points[:4], 6)
     draws = {"pose": POSES[None, None], "match": match}
     result = replace(RESULT, scene=scene, draws=draws, elbo=None, method="nuts")
-    (outlines,) = fits.posterior_outlines(result, PROGRAM, count=1)
+    (outlines,) = fits.posterior_outlines(result, PROGRAM, jax.random.key(0), count=1)
     assert len(outlines) == 1
 
 
 def test_a_picture_of_the_posterior_has_every_outline_within_its_window():
-    figure = fits.plot_posterior(RESULT, PROGRAM, ["left", "right"], num_outlines=7)
+    figure = fits.plot_posterior(
+        RESULT, PROGRAM, jax.random.key(0), ["left", "right"], num_outlines=7
+    )
     scene, match, _ = figure.axes
     outlines = [line for line in scene.lines if str(line.get_gid()).startswith("outline")]
     assert len(outlines) == 7 * 2

@@ -40,7 +40,7 @@ def make_result(labels=TRUTH, poses=POSES, match=None, scene=SCENE, method="ds",
         match_probs=match,
         pose_mean=poses,
         pose_covariance=np.tile(np.eye(4), (3, 1, 1)),
-        object=np.asarray(labels),
+        labels=np.asarray(labels),
         owner=OWNER,
         converged=np.array(True),
         steps=np.array(3),
@@ -117,9 +117,9 @@ def test_draws_are_drawn_at_the_match_that_most_of_them_have():
     averaged = POSES * np.array([1, 1, 0, 0])
     result = make_result(poses=averaged, draws=draws, elbo=None, method="nuts")
     np.testing.assert_array_equal(most_probable_match(result), turned[swapped])
-    for named in (result, outlines.relabel(result, PARTS, SWAPPED.object)):
+    for named in (result, outlines.relabel(result, PARTS, SWAPPED.labels)):
         assert set(outlines.result_outlines(named, PARTS)) == {0, 1, 2}
-        points = SCENE.points[named.object == 0]
+        points = SCENE.points[named.labels == 0]
         centre = outlines.result_outlines(named, PARTS)[0].mean(axis=0)
         np.testing.assert_allclose(centre, points.mean(axis=0), atol=1e-9)
     true_match = replace(result, draws=draws | {"match": np.arange(11)[None, None]})
@@ -153,21 +153,21 @@ def test_identical_templates_are_found():
 
 def test_relabelling_undoes_a_swap_of_identical_objects():
     result = outlines.relabel(SWAPPED, PARTS, TRUTH)
-    np.testing.assert_array_equal(result.object, TRUTH)
+    np.testing.assert_array_equal(result.labels, TRUTH)
     np.testing.assert_array_equal(result.pose_mean, POSES)
     np.testing.assert_array_equal(result.match_probs, np.eye(11))
 
 
 def test_relabelling_leaves_other_mistakes_alone():
     mistaken = make_result(labels=np.where(TRUTH == 0, 1, TRUTH))
-    np.testing.assert_array_equal(outlines.relabel(mistaken, PARTS, TRUTH).object, mistaken.object)
+    np.testing.assert_array_equal(outlines.relabel(mistaken, PARTS, TRUTH).labels, mistaken.labels)
 
 
 def test_relabelling_does_not_swap_without_need():
     result = make_result(labels=np.full(11, -1))
     again = outlines.relabel(result, PARTS, TRUTH)
     np.testing.assert_array_equal(again.pose_mean, POSES)
-    np.testing.assert_array_equal(again.object, -1)
+    np.testing.assert_array_equal(again.labels, -1)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -175,8 +175,8 @@ def test_relabelling_keeps_the_partition_and_what_is_predicted(seed):
     rng = np.random.default_rng(seed)
     result = make_result(rng.integers(-1, 3, 11), match=rng.dirichlet(np.ones(11), 11))
     again = outlines.relabel(result, PARTS, TRUTH)
-    assert same_partition(again.object, result.object)
-    assert (again.object == TRUTH).sum() >= (result.object == TRUTH).sum()
+    assert same_partition(again.labels, result.labels)
+    assert (again.labels == TRUTH).sum() >= (result.labels == TRUTH).sum()
     before, after = (r.match_probs @ PARTS.predict(r.pose_mean) for r in (result, again))
     np.testing.assert_allclose(after, before)
 

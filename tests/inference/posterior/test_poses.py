@@ -3,6 +3,7 @@
 import functools
 
 import arviz as az
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -38,7 +39,7 @@ SCENE = make_scene(np.asarray(PARTS.predict(TRUTH)) + NOISE, N)
 CENTRE, CONCENTRATION, LOG_SCALE, SPREAD = 0.2, 50.0, -0.7, 0.15
 # With so many draws five standard errors are 0.09 posterior standard deviations; leaving out the
 # Jacobian of the polar coordinates would move a mean by 0.12.
-BUDGET = {"num_chains": 4, "num_warmup": 300, "num_draws": 2000}
+BUDGET = {"num_chains": 4, "num_warmup": 300, "num_samples": 2000}
 
 
 def points_given(pose, points, present, parts=PARTS):
@@ -69,7 +70,7 @@ cartesian = functools.partial(constellation, parts=PARTS, precision=PRECISION)
 
 @functools.cache
 def drawn(program):
-    return nuts.run(program, SCENE, 0, **BUDGET)
+    return nuts.run(program, SCENE, jax.random.key(0), **BUDGET)
 
 
 @functools.cache
@@ -79,7 +80,7 @@ def reference():
     The area element is dc ds = scale d(scale) d(angle) = scale^2 d(log scale) d(angle), so the
     density of (c, s) is p(angle) p(log scale) / scale^2.
     """
-    pose = np.asarray(exact.sample(cartesian, SCENE, 1, 20_000).pose)
+    pose = np.asarray(exact.sample(cartesian, SCENE, jax.random.key(1), 20_000).pose)
     cosine, sine = pose[:, 0, 2], pose[:, 0, 3]
     scale, angle = np.hypot(cosine, sine), np.arctan2(sine, cosine)
     log_weight = stats.vonmises(CONCENTRATION, loc=CENTRE).logpdf(angle)
@@ -129,7 +130,7 @@ def test_a_reparameterised_pose_has_the_posterior_of_the_pose_itself():
     result = drawn(decentred)
     assert result.converged
     assert "pose_decentered" in result.draws
-    pose = np.asarray(exact.sample(cartesian, SCENE, 1, 20_000).pose)
+    pose = np.asarray(exact.sample(cartesian, SCENE, jax.random.key(1), 20_000).pose)
     error = np.hypot(pose.std(axis=0) / np.sqrt(len(pose)), standard_error(result.draws["pose"]))
     distance = np.abs(result.pose_mean - pose.mean(axis=0)) / error
     assert distance.max() < 5, distance
@@ -138,7 +139,7 @@ def test_a_reparameterised_pose_has_the_posterior_of_the_pose_itself():
 @pytest.mark.long
 @pytest.mark.parametrize("guide", ["AutoNormal", "AutoMultivariateNormal"])
 def test_an_automatic_guide_finds_computed_poses(guide):
-    result = svi.run(polar, SCENE, 0, guide=guide, restarts=2)
+    result = svi.run(polar, SCENE, jax.random.key(0), guide=guide, num_restarts=2)
     assert result.converged
     pose, weight = reference()
     mean = np.einsum("s,skp->kp", weight, pose)
@@ -150,7 +151,7 @@ def test_an_automatic_guide_finds_computed_poses(guide):
 @pytest.mark.long
 def test_chains_begin_at_the_points():
     """Few draws without warm-up: where the chains begin is where they should be."""
-    result = nuts.run(polar, SCENE, 0, num_chains=4, num_warmup=0, num_draws=4)
+    result = nuts.run(polar, SCENE, jax.random.key(0), num_chains=4, num_warmup=0, num_samples=4)
     begin = result.draws["pose"][:, 0]
     pose, _ = reference()
     assert (np.abs(begin - pose.mean(axis=0)) < 6 * pose.std(axis=0)).all()
@@ -177,7 +178,7 @@ def _logit(angle):
 
 @pytest.mark.long
 def test_arviz_gets_poses_and_latents():
-    data = to_arviz(drawn(polar), polar, num_draws=50)
+    data = to_arviz(drawn(polar), polar, jax.random.key(0), num_samples=50)
     assert {"pose", "angle", "log_scale", "place", "match"} <= set(data.posterior)
     assert {"pose", "angle"} <= set(data.prior)
     assert data.posterior.pose.dims == ("chain", "draw", "object", "pose_dim")
@@ -197,9 +198,11 @@ def test_no_symmetry_is_assumed_of_computed_poses():
 
 @pytest.mark.long
 def test_importance_weights_say_what_they_need():
-    fitted = svi.run(polar, SCENE, 0, guide="AutoNormal", restarts=1, max_steps=100)
+    fitted = svi.run(
+        polar, SCENE, jax.random.key(0), guide="AutoNormal", num_restarts=1, num_steps=100
+    )
     with pytest.raises(InputError, match="require a latent site 'pose'"):
-        importance(polar, fitted)
+        importance(polar, fitted, jax.random.key(0))
 
 
 # --- what poses depend on -----------------------------------------------------------------------
@@ -238,7 +241,7 @@ REFUSED = {
 def test_what_is_refused(what, run):
     program, sentence = REFUSED[what]
     with pytest.raises(InputError, match=f"^site {sentence}"):
-        run(program, SCENE)
+        run(program, SCENE, jax.random.key(0))
 
 
 @pytest.mark.long
@@ -252,6 +255,8 @@ def test_a_constrained_pose_begins_in_its_support():
         pose = jnp.concatenate([place, size[:, None] * jnp.sqrt(cosine)], axis=-1)
         return points_given(pose, points, present)
 
-    result = nuts.run(bounded, SCENE, 0, num_chains=2, num_warmup=100, num_draws=100)
+    result = nuts.run(
+        bounded, SCENE, jax.random.key(0), num_chains=2, num_warmup=100, num_samples=100
+    )
     np.testing.assert_allclose(result.pose_mean, TRUTH, atol=0.2)
     assert result.draws["direction"].shape == (2, 100, 1, 2)

@@ -3,6 +3,7 @@
 import functools
 
 import arviz as az
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -178,8 +179,8 @@ def test_the_frame_of_an_exact_result_is_the_conditional_at_its_best_match():
 def test_raw_draws_are_to_be_had():
     """The exact posterior puts half of the draws under each naming; relabelled, all agree."""
     result = result_of("exact")
-    raw = to_arviz(result, PROGRAM, num_draws=100, relabel=False).posterior
-    new = to_arviz(result, PROGRAM, num_draws=100).posterior
+    raw = to_arviz(result, PROGRAM, jax.random.key(0), num_samples=100, relabel=False).posterior
+    new = to_arviz(result, PROGRAM, jax.random.key(0), num_samples=100).posterior
     assert raw.attrs["relabelled"] == 0
     assert new.attrs["relabelled"] == 1
     first = (raw.pose.values[..., 0, :] - POSES[0]) @ (POSES[1] - POSES[0]) > 0.5

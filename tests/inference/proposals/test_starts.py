@@ -30,8 +30,8 @@ def scenes():
 
 @pytest.mark.parametrize(("start", "low", "high"), [("poses", 0.88, 1.0), ("uniform", 0.36, 0.56)])
 def test_how_often_a_single_start_is_right(scenes, start, low, high):
-    result = cavi.run(constellation, scenes, 0, restarts=1, start=start)
-    right = partition_metrics(scenes.object, result.object)["scene_accuracy"] == 1
+    result = cavi.run(constellation, scenes, jax.random.key(0), num_restarts=1, init_strategy=start)
+    right = partition_metrics(scenes.object, result.labels)["scene_accuracy"] == 1
     first = result.details["attempt"] == 0  # a sparse solution was started anew: that one was wrong
     assert len(scenes.points) == 200
     assert low <= (right & first).mean() <= high

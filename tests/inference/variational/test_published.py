@@ -76,13 +76,13 @@ def test_sparse_are_objects_that_surely_have_one_point():
 @pytest.mark.long
 def test_runs_are_chosen_by_the_elbo_and_always_take_500_steps():
     scenes = sample_scenes(12, seed=4).take(slice(4))
-    found = published.run(constellation, scenes, 3, restarts=2)
+    found = published.run(constellation, scenes, jax.random.key(3), num_restarts=2)
     assert (found.steps == 500).all()
     rows = np.where(scenes.present[..., None], found.match_probs, 0).sum(axis=2)
     np.testing.assert_allclose(rows, scenes.present, atol=1e-12)
-    more = published.run(constellation, scenes, 3, restarts=6)
+    more = published.run(constellation, scenes, jax.random.key(3), num_restarts=6)
     assert not np.array_equal(found.elbo, more.elbo)
-    again = published.run(constellation, scenes, 3, restarts=2)
+    again = published.run(constellation, scenes, jax.random.key(3), num_restarts=2)
     np.testing.assert_array_equal(found.elbo, again.elbo)
 
 
@@ -98,11 +98,11 @@ def test_a_start_has_rows_that_sum_to_one_and_no_dummies():
 def test_other_programs_are_refused():
     scenes = sample_scenes(4, seed=1)
     with pytest.raises(InputError, match="a match prior over permutations"):
-        published.run(mixture_constellation, scenes)
+        published.run(mixture_constellation, scenes, jax.random.key(0))
     with pytest.raises(InputError, match="restarts must be at least 1, got 0"):
-        published.run(constellation, scenes, restarts=0)
+        published.run(constellation, scenes, jax.random.key(0), num_restarts=0)
     with pytest.raises(InputError, match="ds under the preset 'published' has no option 'start'"):
-        infer("ds", scenes, preset="published", start="poses")
+        infer("ds", scenes, preset="published", init_strategy="poses")
 
 
 RERUN = {
@@ -121,7 +121,7 @@ RERUN = {
 def test_the_numbers_of_a_rerun_within_two_standard_errors(shared_data, method, sigma):
     scenes = load_scenes(shared_data / f"constellations_{sigma:.2f}.npz", limit=512)
     found = infer(method, scenes, preset="published")
-    metrics = partition_metrics(scenes.object, found.object)
+    metrics = partition_metrics(scenes.object, found.labels)
     names = ("sa", "ari", "vi", "scene_accuracy")
     for name, value in zip(names, RERUN[method, sigma], strict=True):
         error = metrics[name].std(ddof=1) / np.sqrt(len(metrics[name]))

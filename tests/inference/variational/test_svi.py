@@ -37,7 +37,7 @@ def scenes():
 
 @pytest.fixture(scope="module")
 def result(scenes):
-    return svi.run(program, scenes, 0, restarts=1, history=True)
+    return svi.run(program, scenes, jax.random.key(0), num_restarts=1, history=True)
 
 
 def coordinate_ascent(scenes):
@@ -75,7 +75,7 @@ def test_the_result_is_that_of_q(result):
     np.testing.assert_allclose(result.match_probs.sum(axis=2), 1, atol=1e-6)
     assert np.linalg.eigvalsh(result.pose_covariance).min() > 0
     expected = partition(result.match_probs, result.owner, result.scene.present)
-    np.testing.assert_array_equal(result.object, expected)
+    np.testing.assert_array_equal(result.labels, expected)
 
 
 def test_the_gradient_is_unbiased_against_the_closed_form(scenes):
@@ -100,7 +100,9 @@ def test_the_gradient_is_unbiased_against_the_closed_form(scenes):
 
 
 def test_draws_of_q_have_its_moments(scenes):
-    result = svi.run(program, scenes.take(1), 0, restarts=2, max_steps=500, num_draws=4000)
+    result = svi.run(
+        program, scenes.take(1), jax.random.key(0), num_restarts=2, num_steps=500, num_samples=4000
+    )
     pose, match = result.draws["pose"], result.draws["match"]
     assert pose.shape == (1, 4000, 2, 4)
     spread = np.sqrt(np.diagonal(result.pose_covariance, axis1=1, axis2=2))
@@ -117,7 +119,9 @@ def test_an_automatic_guide_is_nearly_exact_on_a_scene_with_one_mode(guide):
     problem = make_problem(np.random.default_rng(0), DESIGNS["similarity"], 5, precision=200.0)
     stacked = stack_problems([problem])
     exact = posterior(problem)
-    result = svi.run(stacked.program, stacked.scenes.take(0), 0, guide=guide, restarts=2)
+    result = svi.run(
+        stacked.program, stacked.scenes.take(0), jax.random.key(0), guide=guide, num_restarts=2
+    )
     assert result.converged
     gap = exact.log_evidence - result.elbo
     if guide == "AutoMultivariateNormal":  # the posterior is nearly Normal
@@ -150,7 +154,7 @@ def test_a_flow_converges_close_to_the_exact_evidence(index):
     exact = posterior(FLOWS.problems[index])
     assert exact.match_probs.max(axis=1).min() > 0.9  # one mode: a flow has no more
     scene = FLOWS.scenes.take(index)
-    result = svi.run(FLOWS.program, scene, 0, guide="AutoIAFNormal", restarts=2)
+    result = svi.run(FLOWS.program, scene, jax.random.key(0), guide="AutoIAFNormal", num_restarts=2)
     assert result.converged
     assert -0.1 < exact.log_evidence - result.elbo < 0.1
     spread = np.sqrt(np.diagonal(exact.pose_covariance, axis1=1, axis2=2))
@@ -159,9 +163,21 @@ def test_a_flow_converges_close_to_the_exact_evidence(index):
 
 
 def test_any_optimizer_serves(scenes):
-    slow = svi.run(program, scenes.take(0), 0, restarts=1, optimizer=optax.sgd(0.0), max_steps=300)
+    slow = svi.run(
+        program,
+        scenes.take(0),
+        jax.random.key(0),
+        num_restarts=1,
+        optimizer=optax.sgd(0.0),
+        num_steps=300,
+    )
     fast = svi.run(
-        program, scenes.take(0), 0, restarts=1, optimizer=optax.rmsprop(0.02), max_steps=300
+        program,
+        scenes.take(0),
+        jax.random.key(0),
+        num_restarts=1,
+        optimizer=optax.rmsprop(0.02),
+        num_steps=300,
     )
     assert slow.converged  # nothing moves at all
     assert fast.elbo > slow.elbo + 0.1
@@ -169,10 +185,10 @@ def test_any_optimizer_serves(scenes):
 
 def test_what_is_refused(scenes):
     with pytest.raises(InputError, match="fitted to one scene, got a batch"):
-        svi.run(program, scenes, guide="AutoNormal")
+        svi.run(program, scenes, jax.random.key(0), guide="AutoNormal")
     with pytest.raises(InputError, match="no guide 'AutoMagic'; choose mean_field, AutoMulti"):
-        svi.run(program, scenes.take(0), guide="AutoMagic")
+        svi.run(program, scenes.take(0), jax.random.key(0), guide="AutoMagic")
     with pytest.raises(InputError, match="cannot start from 'vi'; choose poses or uniform"):
-        svi.run(program, scenes.take(0), start="vi")
+        svi.run(program, scenes.take(0), jax.random.key(0), init_strategy="vi")
     with pytest.raises(InputError, match="at least one restart"):
-        svi.run(program, scenes.take(0), restarts=0)
+        svi.run(program, scenes.take(0), jax.random.key(0), num_restarts=0)

@@ -49,7 +49,7 @@ def test_the_skeleton_has_what_code_is_compiled_for(scenes):
     ("run", "compiled"),
     [
         (exact.run, solutions._solver),
-        (functools.partial(cavi.run, restarts=2), pool.engine),
+        (functools.partial(cavi.run, rng_key=jax.random.key(0), num_restarts=2), pool.engine),
     ],
     ids=["exact", "cavi"],
 )

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -35,7 +36,9 @@ def counting(program):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("run", [exact.run, partial(cavi.run, key=0)], ids=["exact", "ds"])
+@pytest.mark.parametrize(
+    "run", [exact.run, partial(cavi.run, rng_key=jax.random.key(0))], ids=["exact", "ds"]
+)
 @pytest.mark.parametrize(
     ("program", "first", "again"), [(constellation, 3, 1), (presence_constellation, 4, 2)]
 )
