@@ -21,6 +21,7 @@ from benchmarks import (
     quality,
     restarts,
     throughput,
+    walk,
 )
 
 BENCHMARKS = {
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "methods": methods.rows,
     "quality": quality.rows,
     "throughput": throughput.rows,
+    "walk": walk.rows,
 }
 FIGURES = {
     "calibration": calibration.rows,

@@ -93,9 +93,7 @@ def compare(sigma: float, num_samples: int = NUM_DRAWS, seed: int = SEED) -> Lev
     assert ascent.elbo is not None
     assert scenes.object is not None
     agrees, model_right, tied, lone = [], [], [], []
-    for listed, found, truth in zip(
-        exact.details["partitions"], ascent.labels, scenes.object, strict=True
-    ):
+    for listed, found, truth in zip(exact.partitions, ascent.labels, scenes.object, strict=True):
         highest = listed[0][1]
         best = [labels for labels, probability in listed if probability > (1 - TIE) * highest]
         tied.append(len(best) > 1)

@@ -60,7 +60,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     curves: dict[float, dict[str, Curve]] = {}
     for sigma in SIGMAS:
         scenes = sample_scenes(NUM_DRAWS, sigma=sigma, seed=SEED)
-        exact = infer("exact", scenes, prior="presence").details["partitions"]
+        exact = infer("exact", scenes, prior="presence").partitions
         _time(scenes, exact, num_restarts=1)  # compiles what all starts share
         curves[sigma] = {}
         for kind, options in KINDS.items():

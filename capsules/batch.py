@@ -14,7 +14,6 @@ the scenes in the file: `docs/scale.md`.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ VERSION = 4
 MANIFEST = "manifest.json"
 
 _ARRAYS = ("match_probs", "pose_mean", "pose_covariance", "labels", "converged", "steps")
-_BOUNDS = ("elbo", "log_evidence")
+_OPTIONAL = ("elbo", "log_evidence", "best_match", "explained")
 _DETAIL = "detail_"
 
 
@@ -220,7 +219,7 @@ class Work:
         }
 
     def _summary(self) -> dict[str, Any]:
-        parts, sums = [], dict.fromkeys(("converged", *_BOUNDS), 0.0)
+        parts, sums = [], dict.fromkeys(("converged", "elbo", "log_evidence"), 0.0)
         for chunk in range(len(self)):
             path, numbers = self.place(chunk), self.scenes_of(chunk)
             assert path is not None
@@ -249,12 +248,15 @@ def _only_arrays(result: Result) -> Result:
         for name, value in result.details.items()
         if isinstance(value, np.ndarray) and value.dtype != object and len(value) == len(result)
     }
-    return replace(result, details=details, history=None, draws=None, sample_stats=None)
+    given = {name: getattr(result, name) for name in (*_ARRAYS, *_OPTIONAL)}
+    return Result(
+        method=result.method, scene=result.scene, owner=result.owner, details=details, **given
+    )
 
 
 def _arrays(result: Result, numbers: Int[np.ndarray, " scenes"]) -> dict[str, np.ndarray]:
     """What is written of a result."""
-    arrays = {name: getattr(result, name) for name in (*_ARRAYS, *_BOUNDS)}
+    arrays = {name: getattr(result, name) for name in (*_ARRAYS, *_OPTIONAL)}
     details = {_DETAIL + name: value for name, value in result.details.items()}
     stored = {"scene": numbers, "owner": result.owner} | arrays | details
     return {name: value for name, value in stored.items() if value is not None}

@@ -156,7 +156,7 @@ def _row(
     if frame is not None and result.draws is not None and result.elbo is None:
         draws = relabel(group, frame, result.draws)
     # Importance weights require one Normal for each pose, which a mixture over conditions has not.
-    is_mixture = "conditions" in result.details or discrete_sites(program, result.scene)
+    is_mixture = result.conditions or discrete_sites(program, result.scene)
     weigh = result.elbo is not None and not is_mixture
     trusted = importance(program, result, jax.random.key(0)) if weigh else None
     match_error, match_distance, pose_error = _errors(result, draws, group, truth)

@@ -96,9 +96,9 @@ def run(
     """Explain one scene, or each of a batch, by objects that some of its points suggest.
 
     Points that no object explains are clutter, if the program has slots for all of them. Else they
-    are spread evenly over the parts that are left, and `details` says so: `explained` for each row,
-    and `cost`, the misfit of each object found (NaN for others). `converged` is true where every
-    point is explained. With clutter a tolerance of a few standard deviations of the noise is
+    are spread evenly over the parts that are left, and `explained` says so for each row. `details`
+    has the `cost`, or misfit, of each object found (NaN for others). `converged` is true where
+    every point is explained. With clutter a tolerance of a few standard deviations of the noise is
     better than the default, at which three points are soon a triangle.
 
     Args:
@@ -266,5 +266,6 @@ def _result(found: Found, scenes: Scene, owner: Int[np.ndarray, " N"]) -> Result
         owner=owner,
         converged=(explained == scenes.present).all(axis=1),
         steps=np.ones(num_scenes, int),
-        details={"explained": explained, "cost": found.cost},
+        explained=explained,
+        details={"cost": found.cost},
     )

@@ -1,15 +1,16 @@
 """The one result type: what was asked, what was found, and whether to believe it."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from models.errors import InputError
-from models.scenes import Scene, join
+from models.scenes import Scene
 
 _ROUNDING = 1e-6  # of the sum of a row's probabilities
 
@@ -35,16 +36,26 @@ class Result:
     steps: Int[np.ndarray, "*batch"]
     elbo: Float[np.ndarray, "*batch"] | None = None
     log_evidence: Float[np.ndarray, "*batch"] | None = None
+    log_evidence_error: Float[np.ndarray, "*batch"] | None = None
+    """Standard error of a sampler's estimate."""
+    best_match: Int[np.ndarray, "*batch N"] | None = None
+    """The part of each row in the single best match, -1 in dummy rows; of exact inference."""
+    partitions: list[Any] | None = None
+    """The most probable partitions of a scene, or of each of a batch: (labels, probability)."""
+    explained: Bool[np.ndarray, "*batch N"] | None = None
+    """Which rows a method that may leave points over has a part for."""
+    conditions: dict[str, np.ndarray] = field(default_factory=dict)
+    """Values of the sites that were summed or integrated over, in the best run."""
     seconds: float = 0.0
-    history: dict[str, Any] | None = None
-    """What happened at each step, where it was asked for."""
+    history: dict[str, np.ndarray] | None = None
+    """What happened at each step, (*batch, steps, ...), where it was asked for."""
     draws: dict[str, np.ndarray] | None = None
     """Draws of a sampling method by site, (chains, draws, ...); `match` is the part of each row, -1
     in dummy rows. For single scenes only."""
     sample_stats: dict[str, np.ndarray] | None = None
     """What the sampler says of each draw, (chains, draws), under ArviZ's names."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What only this method has to say."""
+    """What only this method has to say; in a batch, a value for each scene."""
 
     def __post_init__(self) -> None:
         """A result that cannot be true is none, whichever method it comes from."""
@@ -89,24 +100,7 @@ class Result:
 
     def take(self, index: int) -> "Result":
         """The result for one scene of a batch."""
-        if not self.is_batch:
-            return self
-        names = ("match_probs", "pose_mean", "pose_covariance", "labels", "converged", "steps")
-        parts = {name: getattr(self, name)[index] for name in names}
-        for name in ("elbo", "log_evidence"):
-            value = getattr(self, name)
-            parts[name] = None if value is None else value[index]
-        details = {
-            name: value[index]
-            if isinstance(value, np.ndarray | list) and len(value) == len(self)
-            else value
-            for name, value in self.details.items()
-        }
-        steps = self.history
-        history = None if steps is None else {name: x[:, index] for name, x in steps.items()}
-        return replace(
-            self, scene=self.scene.take(index), details=details, history=history, **parts
-        )
+        return _mapped(lambda x: x[index], [self]) if self.is_batch else self
 
 
 def join_results(results: Sequence[Result]) -> Result:
@@ -114,22 +108,23 @@ def join_results(results: Sequence[Result]) -> Result:
     if len(results) == 1:
         return results[0]
 
-    def joined(values: list[Any]) -> Any:
-        if isinstance(values[0], np.ndarray):
-            return np.concatenate(values)
-        return list(itertools.chain(*values)) if isinstance(values[0], list) else values[0]
+    def joined(*values: Any) -> Any:
+        is_list = isinstance(values[0], list)
+        return list(itertools.chain(*values)) if is_list else np.concatenate(values)
 
-    names = ("match_probs", "pose_mean", "pose_covariance", "labels", "converged", "steps")
-    fields: dict[str, Any] = {name: joined([getattr(r, name) for r in results]) for name in names}
-    for name in ("elbo", "log_evidence"):
-        if getattr(results[0], name) is not None:
-            fields[name] = joined([getattr(r, name) for r in results])
-    fields["scene"] = join([result.scene for result in results])
-    fields["seconds"] = sum(result.seconds for result in results)
-    fields["details"] = {
-        name: joined([result.details[name] for result in results]) for name in results[0].details
-    }
-    return replace(results[0], **fields)
+    whole = _mapped(joined, results)
+    return replace(whole, seconds=sum(result.seconds for result in results))
+
+
+_OF_ALL_SCENES = ("method", "owner", "seconds", "draws", "sample_stats")
+
+
+def _mapped(function: Callable[..., Any], results: Sequence[Result]) -> Result:
+    """A result with `function` of whatever has a value for each scene."""
+    names = [field.name for field in fields(Result) if field.name not in _OF_ALL_SCENES]
+    trees = [{name: getattr(result, name) for name in names} for result in results]
+    mapped = jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, list))
+    return replace(results[0], **mapped)
 
 
 def partition(

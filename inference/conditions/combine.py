@@ -6,7 +6,6 @@ of lower bounds is a lower bound.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -48,18 +47,13 @@ def mix(
     mean = average(found.pose_mean, scene_of, weight, num_scenes)
     shift = found.pose_mean - mean[scene_of]
     covariance = found.pose_covariance + shift[..., :, None] * shift[..., None, :]
-    details: dict[str, Any] = {
-        name: np.asarray(found.details[name])[best]
-        for name in ("best_match", "sparse", "attempt")
-        if name in found.details
-    }
-    labels = found.labels[best]
-    if "partitions" in found.details:
+    names = (name for name in ("sparse", "attempt") if name in found.details)
+    labels, listed = found.labels[best], None
+    if found.partitions is not None:
         listed = [
-            _merged(found.details["partitions"], weight, scene_of == s, mean.shape[1])
+            _merged(found.partitions, weight, scene_of == s, mean.shape[1])
             for s in range(num_scenes)
         ]
-        details["partitions"] = listed
         labels = np.stack([partitions[0][0] for partitions in listed])
     is_exact = found.log_evidence is not None
     result = replace(
@@ -73,8 +67,10 @@ def mix(
         steps=found.steps[best],
         elbo=None if is_exact else total,
         log_evidence=total if is_exact else None,
+        best_match=None if found.best_match is None else found.best_match[best],
+        partitions=listed,
         history=None,
-        details=details,
+        details={name: found.details[name][best] for name in names},
     )
     return result, weight
 

@@ -99,7 +99,8 @@ def search(program: Program, scenes: Scene, method: Solve, left_open: Open) -> R
     log_weight = joined.log_value + np.log(ways)
     runs = Runs(joined, scene, np.arange(len(flags)), nowhere, log_weight)
     result = mixed(runs, scenes, Conditions({name: flags}, {}), np.eye(num_objects))
-    return replace(result, details=result.details | {"presence_search": "greedy"})
+    how = {"presence_search": np.full(len(result), "greedy")}
+    return replace(result, details=result.details | how)
 
 
 def _read(

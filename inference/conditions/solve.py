@@ -372,8 +372,11 @@ def mixed(
         details[f"{name}_sets"] = [
             ranked(x[runs.scene == s], weight[runs.scene == s]) for s in range(num_scenes)
         ]
-    details["conditions"] = [{name: x[i] for name, x in given.items()} for i in best]
-    return replace(evened(result, even) if is_exact else result, details=result.details | details)
+    return replace(
+        evened(result, even) if is_exact else result,
+        conditions={name: x[best] for name, x in given.items()},
+        details=result.details | details,
+    )
 
 
 def _best_run(scene: Int[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"], s: int) -> int:

@@ -97,8 +97,8 @@ def slot_labels(result: Result) -> Int[np.ndarray, "scenes N"]:
     averages over the names of identical objects, and fill the slots of all of them.
     """
     present = np.atleast_2d(result.scene.present)
-    if "best_match" in result.details:
-        match_probs = _certain(np.atleast_2d(result.details["best_match"]), present)
+    if result.best_match is not None:
+        match_probs = _certain(np.atleast_2d(result.best_match), present)
     else:
         match_probs = result.match_probs if result.is_batch else result.match_probs[None]
     mass = match_probs @ np.eye(result.owner.max() + 1)[result.owner]

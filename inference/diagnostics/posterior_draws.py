@@ -62,7 +62,7 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
     pose_key, match_key, precision_key, parts_key = jax.random.split(key, 4)
     noise = np.asarray(jax.random.normal(pose_key, (count, *result.pose_mean.shape)))
     factor = np.linalg.cholesky(result.pose_covariance)
-    given = result.details.get("conditions", {})
+    given = result.conditions
     for name, value in given.items():
         if np.issubdtype(np.asarray(value).dtype, np.floating):
             raise InputError(

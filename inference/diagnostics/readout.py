@@ -34,14 +34,14 @@ def is_averaged(result: Result) -> bool:
     Those of exact inference and of samplers are. A variational result settles on one match, or on
     few that are much alike, even where it comes with draws.
     """
-    return "best_match" in result.details or (result.draws is not None and result.elbo is None)
+    return result.best_match is not None or (result.draws is not None and result.elbo is None)
 
 
 def most_probable_match(result: Result) -> Int[np.ndarray, " N"]:
     """The part of each row of a single scene, -1 for dummy rows and points without an object."""
     present = np.asarray(result.scene.present)
-    if "best_match" in result.details:
-        match = np.asarray(result.details["best_match"])
+    if result.best_match is not None:
+        match = result.best_match
     elif is_averaged(result):
         match = _most_frequent_match(result)
     elif np.allclose(result.match_probs.sum(axis=0), 1.0, atol=1e-3):
@@ -49,7 +49,7 @@ def most_probable_match(result: Result) -> Int[np.ndarray, " N"]:
         match = linear_sum_assignment(log_probs, maximize=True)[1]
     else:  # a mixture, in which points may share a part
         match = result.match_probs.argmax(axis=1)
-    return np.where(result.details.get("explained", present), match, -1)
+    return np.where(present if result.explained is None else result.explained, match, -1)
 
 
 def _most_frequent_match(result: Result) -> Int[np.ndarray, " N"]:
@@ -94,7 +94,7 @@ def conditions_at(result: Result, match: Int[np.ndarray, " N"]) -> dict[str, Any
     weight.
     """
     if not is_averaged(result) or result.draws is None:
-        return dict(result.details.get("conditions", {}))
+        return dict(result.conditions)
     drawn = {name: x.reshape(-1, *x.shape[2:]) for name, x in result.draws.items()}
     own = (drawn.pop("match") == match).all(axis=-1)
     drawn.pop("pose")

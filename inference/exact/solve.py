@@ -101,21 +101,23 @@ def _solved(problem: Problem, report: Report) -> Result:
         converged=np.ones(num_scenes, bool),
         steps=np.ones(num_scenes, int),
         log_evidence=log_sum + problem.log_constant,
-        details={"partitions": partitions, "best_match": parts, "unlisted": unlisted},
+        best_match=parts,
+        partitions=partitions,
+        details={"unlisted": unlisted},
     )
     return result if problem.is_conditional else _proven_only(result)
 
 
 def _proven_only(result: Result) -> Result:
     """Without partitions that others, which are not listed, might go before."""
-    details = dict(result.details)
-    unlisted = details.pop("unlisted")
-    details["partitions"] = [
+    assert result.partitions is not None
+    unlisted = result.details["unlisted"]
+    proven = [
         listed[:1] + [found for found in listed[1:] if found[1] >= least]
-        for listed, least in zip(details["partitions"], unlisted, strict=True)
+        for listed, least in zip(result.partitions, unlisted, strict=True)
     ]
-    first = np.array([listed[0][1] for listed in details["partitions"]])
-    return replace(result, details=details | {"proven": first >= unlisted})
+    first = np.array([listed[0][1] for listed in proven])
+    return replace(result, partitions=proven, details={"proven": first >= unlisted})
 
 
 def sample(program: Program, scene: Scene, rng_key: Array, num_samples: int = 1000) -> Draws:

@@ -224,7 +224,7 @@ def run(
     """Draws from the posterior of one scene, all chains at once.
 
     With tempering the result has `log_evidence`, by bridging between neighbours, with its
-    standard error in `details`, beside the betas and how often neighbours exchanged their matches.
+    standard error; `details` has the betas and how often neighbours exchanged their matches.
 
     Args:
         program: a NumPyro program that the closed forms hold for, as coordinate ascent wants it; a
@@ -256,12 +256,11 @@ def run(
     others = {name: x for name, x in draws.items() if name != "match"}
     _, match_probs = recover_match(program, scene, others, match_key)
     details: dict[str, Any] = {"betas": betas}
-    evidence = None
+    evidence = error = None
     if len(betas) > 1:
         evidence, error = bridge(log_ratio)
         # What the ladder starts from, at beta = 0, is the probability of all data but the points.
         evidence = evidence + _log_data(program, scene, listed, factors)
-        details |= {"log_evidence_error": error}
         details |= {"swap_rate": np.nanmean(accept_prob, axis=(0, 1))}
         stats["acceptance_rate"] = np.nanmean(accept_prob, axis=-1)
     return result_of_draws(
@@ -273,6 +272,7 @@ def run(
         stats,
         num_warmup + num_samples,
         log_evidence=evidence,
+        log_evidence_error=error,
         details=details,
     )
 

@@ -83,7 +83,7 @@ def run(
     """Draws from the posterior of one scene, all chains at once.
 
     With tempering the result has `log_evidence`, by bridging between neighbours, with its
-    standard error in `details`, beside the betas and how often neighbours exchanged their states.
+    standard error; `details` has the betas and how often neighbours exchanged their states.
 
     Args:
         program: any NumPyro program of sites `match` and `points`, with poses that are a site
@@ -138,11 +138,11 @@ def run(
     stats = as_chains(collected)
     stats["tree_depth"] = np.ceil(np.log2(stats["n_steps"] + 1)).astype(int)
     details: dict[str, Any] = {"betas": betas}
-    evidence = None
+    evidence = error = None
     if len(betas) > 1:
         evidence, error = bridge(stats.pop("log_ratio"))
         swap_rate = np.nanmean(stats.pop("swap_prob"), axis=(0, 1))
-        details |= {"log_evidence_error": error, "swap_rate": swap_rate}
+        details |= {"swap_rate": swap_rate}
     draws |= recover_discrete(program, scene, draws, match_key)
     draws["match"], match_probs = recover_match(program, scene, draws, match_key)
     draws = with_computed(program, scene, draws)
@@ -155,6 +155,7 @@ def run(
         stats,
         num_warmup + num_samples,
         log_evidence=evidence,
+        log_evidence_error=error,
         details=details,
     )
 

@@ -194,7 +194,7 @@ def exchange_states(
 
 def bridge(
     log_ratio: Float[np.ndarray, "chains draws rungs-1 2"],
-) -> tuple[Float[np.ndarray, ""], float]:
+) -> tuple[Float[np.ndarray, ""], Float[np.ndarray, ""]]:
     """Log evidence and its standard error, by Bennett's acceptance ratio between neighbours.
 
     With f the log ratio of the upper density to the lower at draws of the lower one, and r at draws
@@ -221,4 +221,4 @@ def bridge(
     import arviz as az  # slow to import, and the commands start without it
 
     error = 0.0 if np.ptp(influence) == 0 else float(az.mcse(influence, method="mean"))
-    return np.asarray(evidence), error
+    return np.asarray(evidence), np.asarray(error)

@@ -266,7 +266,7 @@ def style() -> Iterator[None]:
 
 def _bound(result: Result) -> str:
     if result.log_evidence is not None:
-        error = result.details.get("log_evidence_error")  # of a sampler's estimate
+        error = result.log_evidence_error  # of a sampler's estimate
         suffix = "" if error is None else f" ± {float(error):.2f}"
         return f"log evidence {float(result.log_evidence):.2f}{suffix}"
     return "" if result.elbo is None else f"ELBO {float(result.elbo):.2f}"

@@ -66,9 +66,8 @@ def frame_of(program: Program, result: Result) -> Frame:
     """
     if result.is_batch:
         raise InputError("a frame is for one scene, got a result for a batch; use result.take(i)")
-    if "best_match" in result.details:
-        values = result.details.get("conditions", {})
-        return frame_at_match(program, result.scene, result.details["best_match"], values)
+    if result.best_match is not None:
+        return frame_at_match(program, result.scene, result.best_match, result.conditions)
     if result.elbo is not None:
         return Frame(result.pose_mean, result.pose_covariance)
     if result.draws is None:

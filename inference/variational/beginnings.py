@@ -111,7 +111,7 @@ def _best_conditions(program: Program, scene: Scene, key: Array) -> dict[str, An
     if isinstance(read_scenes(program, Scene(**scene.batch().observed)), Reading):
         return {}
     found = cavi.run(program, Scene(**scene.observed), key, num_restarts=RESTARTS)
-    return {name: jnp.asarray(x) for name, x in found.details["conditions"].items()}
+    return {name: jnp.asarray(x) for name, x in found.conditions.items()}
 
 
 class stand_in(Messenger):  # lower case, as NumPyro's handlers are

@@ -97,7 +97,7 @@ def run(
         if history and not problem.is_conditional:
             alone = make_engine(problem.skeleton, name, init_strategy, schedule)
             trace = _history(alone, problem, rng_key, best)
-            trace |= {name: trace[name] + constant for name in ("elbo", "match")}
+            trace |= {name: trace[name] + constant[:, None] for name in ("elbo", "match")}
             result = replace(result, history=trace)
         return result
 
@@ -164,4 +164,4 @@ def _history(
                 "pose_mean": jnp.moveaxis(state.pose.mean, (0, 1, 2), (2, 1, 0)),
             }
         )
-    return {name: np.stack([np.asarray(s[name]) for s in steps]) for name in steps[0]}
+    return {name: np.stack([np.asarray(s[name]) for s in steps], axis=1) for name in steps[0]}

@@ -134,7 +134,7 @@ def run(
     best = order[::num_restarts]
     settled = _settled(elbo, tolerance)[best]
     steps = np.full(len(best), LOOK * len(looks))
-    trace = {"elbo": elbo[1:, best], "loss": looks[:, best]} if history else None
+    trace = {"elbo": elbo[1:, best].T, "loss": looks[:, best].T} if history else None
     chosen, frame = jax.tree.map(lambda x: x[best], (fit.params, frame))
     common = {"elbo": elbo[-1, best], "history": trace}
     if guide == "mean_field":
@@ -163,7 +163,7 @@ def run(
                 int(steps[0]),
                 converged=settled[0],
                 elbo=elbo[-1, best[0]],
-                history=None if trace is None else {name: x[:, 0] for name, x in trace.items()},
+                history=None if trace is None else {name: x[0] for name, x in trace.items()},
             )
     return result
 

@@ -80,8 +80,8 @@ def test_the_chunk_changes_no_answer(path, tmp_path, plain, chunk):
     for name in FIELDS:
         np.testing.assert_array_equal(all_of(computed, name), getattr(plain, name))
         np.testing.assert_array_equal(all_of(stored, name), getattr(plain, name))
-    explained = np.concatenate([result.details["explained"] for result in stored])
-    np.testing.assert_array_equal(explained, plain.details["explained"])
+    explained = np.concatenate([result.explained for result in stored])
+    np.testing.assert_array_equal(explained, plain.explained)
     np.testing.assert_array_equal(
         np.concatenate([result.scene.points for result in stored]), SCENES.points
     )

@@ -266,7 +266,7 @@ def test_the_most_probable_partition_tells_clutter_from_objects():
         share = math.exp(term - math.log(math.perm(N + C, 2)) - evidence)
         weight[name] = weight.get(name, 0.0) + share
     assert sum(weight.values()) == pytest.approx(1.0)
-    for labels, probability in exact.run(plain(), scene).details["partitions"]:
+    for labels, probability in exact.run(plain(), scene).partitions:
         assert probability == pytest.approx(weight[grouping_of(labels, K).tobytes()], rel=1e-8)
 
 
@@ -320,10 +320,7 @@ def test_ransac_leaves_clutter_over(name):
 def test_ransac_says_where_there_is_more_clutter_than_slots():
     scene = scene_of([0, 1, 2, 3], [[0.9, 0.9], [-0.9, 0.7], [-0.2, -0.8]])
     result = ransac.run(plain(), scene, jax.random.key(0), tolerance=0.05)
-    assert (
-        not result.converged
-        and result.details["explained"].tolist()[:7] == [True] * 4 + [False] * 3
-    )
+    assert not result.converged and result.explained.tolist()[:7] == [True] * 4 + [False] * 3
 
 
 def test_the_published_code_knows_no_clutter():

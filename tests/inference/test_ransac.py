@@ -231,7 +231,7 @@ def test_the_result_says_what_was_found(noisy):
     np.testing.assert_allclose(result.match_probs.sum(axis=2), 1)
     assert ((result.labels >= 0) == noisy.present).all()
     certain = (result.match_probs == 1).any(axis=2)
-    assert (certain >= result.details["explained"]).all()
+    assert (certain >= result.explained).all()
     assert result.elbo is None and result.log_evidence is None
     one = ransac.run(constellation, noisy.take(3), jax.random.key(0))
     np.testing.assert_allclose(one.match_probs, result.match_probs[3])
@@ -254,7 +254,7 @@ def test_a_missing_part_and_a_stray_point():
     stray = make_scene(np.r_[FULL[4:], [[0.9, 0.9]]], 7)
     result = ransac.run(two, stray, jax.random.key(0), tolerance=0.05)
     assert result.labels.tolist()[:3] == [1, 1, 1]
-    assert result.details["explained"].tolist() == [True] * 3 + [False] * 4
+    assert result.explained.tolist() == [True] * 3 + [False] * 4
     assert not result.converged
     # The object that was not found keeps its prior.
     np.testing.assert_allclose(result.pose_mean[0], 0)
@@ -268,9 +268,9 @@ def test_partial_covers_weigh_a_lack_against_the_misfit():
     points[3] += [0.2, 0.2]
     scene = make_scene(points, 7)
     exact = ransac.run(two, scene, jax.random.key(0), tolerance=0.3)
-    assert exact.details["explained"].sum() == 4
+    assert exact.explained.sum() == 4
     partial = ransac.run(two, scene, jax.random.key(0), tolerance=0.05, cover="partial")
-    assert partial.details["explained"].tolist() == [True] * 3 + [False] * 4
+    assert partial.explained.tolist() == [True] * 3 + [False] * 4
     np.testing.assert_allclose(partial.pose_mean[0], exact.pose_mean[0], atol=0.2)
 
 

@@ -100,7 +100,7 @@ def truth(study, scenes):
 
 
 def test_the_elbo_climbs_and_stays_below_the_evidence(scenes, fitted, truth):
-    elbo, beta = fitted.history["elbo"], fitted.history["beta"]
+    elbo, beta = fitted.history["elbo"].T, fitted.history["beta"].T
     same_beta = np.diff(beta, axis=0) == 0
     # beta of a step is the one after it, so the step that follows a rise is not compared.
     comparable = same_beta[1:] & same_beta[:-1]
@@ -158,11 +158,11 @@ def test_blocks_are_kept_and_read_again(study, tmp_path, monkeypatch):
 def test_nuts_agrees_with_exact_inference(study, scenes, truth):
     """In a scene with hidden parts; the names of the two faces are put in order first."""
     exact_one, scene = truth.take(2), scenes.scene.take(2)
-    (first, probability), *_ = exact_one.details["partitions"]
+    (first, probability), *_ = exact_one.partitions
     assert probability > 1 - 1e-6 and same_partition(scene.object, first)
     parts = face_parts(study.appearance.factors, study.images.centres, K)
     mean, variance = np.zeros((2, K, parts.pose_dim))
-    part_of = exact_one.details["best_match"]
+    part_of = exact_one.best_match
     for k in range(K):
         precision, information = np.eye(parts.pose_dim), np.zeros(parts.pose_dim)
         for row in np.flatnonzero(scene.present):

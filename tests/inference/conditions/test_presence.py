@@ -208,7 +208,7 @@ def test_evidence_marginals_and_moments(solved):
 def test_partitions(solved):
     _, result, wanted = solved
     for i, truth in enumerate(wanted):
-        listed = result.details["partitions"][i]
+        listed = result.partitions[i]
         ranks = sorted(truth["partitions"].values(), reverse=True)
         np.testing.assert_allclose([prob for _, prob in listed], ranks[: len(listed)], atol=1e-9)
         for labels, prob in listed:

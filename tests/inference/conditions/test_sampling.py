@@ -129,7 +129,7 @@ def test_absent_objects_have_draws_of_the_prior():
 def test_the_ladder_gives_the_log_evidence(name):
     """With the probability of the number of points, which the ladder starts from."""
     result, wanted = drawn(name), truth(name).whole.log_evidence
-    error = result.details["log_evidence_error"]
+    error = result.log_evidence_error
     assert 0 < error < 0.2
     assert abs(result.log_evidence - wanted) < 5 * error
 
@@ -140,7 +140,7 @@ def test_the_evidence_given_a_set_counts_it_too():
         soft, given, jax.random.key(0), num_temperatures=6, num_warmup=100, num_samples=400
     )
     wanted = exact.run(soft, given).log_evidence
-    assert abs(result.log_evidence - wanted) < 5 * result.details["log_evidence_error"]
+    assert abs(result.log_evidence - wanted) < 5 * result.log_evidence_error
 
 
 def test_exact_draws_agree_too():

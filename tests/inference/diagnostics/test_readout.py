@@ -31,7 +31,8 @@ def result_of(points, conditions):
         converged=np.asarray(True),
         steps=np.asarray(1),
         log_evidence=np.asarray(0.0),
-        details={"best_match": np.arange(4), "conditions": conditions},
+        best_match=np.arange(4),
+        conditions=conditions,
     )
 
 

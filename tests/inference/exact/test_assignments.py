@@ -95,13 +95,13 @@ def test_equal_to_brute_force(solved):
         np.testing.assert_allclose(
             found.pose_covariance, truth.pose_covariance, rtol=1e-9, atol=1e-9
         )
-        np.testing.assert_array_equal(found.details["best_match"], truth.best)
+        np.testing.assert_array_equal(found.best_match, truth.best)
 
 
 def test_partitions(solved):
     _, result, wanted = solved
     for i, truth in enumerate(wanted):
-        listed = result.details["partitions"][i]
+        listed = result.partitions[i]
         ranks = sorted(truth.partitions.values(), reverse=True)[: len(listed)]
         np.testing.assert_allclose([prob for _, prob in listed], ranks, atol=1e-9)
         for labels, prob in listed:

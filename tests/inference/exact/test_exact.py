@@ -43,7 +43,7 @@ def assert_is(found, wanted, problem):
     np.testing.assert_allclose(found.match_probs, wanted.match_probs, atol=1e-9)
     np.testing.assert_allclose(found.pose_mean, wanted.pose_mean, atol=1e-9, rtol=1e-9)
     np.testing.assert_allclose(found.pose_covariance, wanted.pose_covariance, atol=1e-9, rtol=1e-9)
-    match = found.details["best_match"]
+    match = found.best_match
     assert ((match >= 0) == problem.present).all()
     assert log_weight(problem, match) == pytest.approx(wanted.best_log_weight, rel=1e-9, abs=1e-9)
 
@@ -125,7 +125,7 @@ def test_a_program_with_its_numbers_written_into_it(seed, logits):
 
 def assert_partitions(result, wanted):
     """The listed partitions are the most probable ones, in order."""
-    listed = result.details["partitions"][:3]
+    listed = result.partitions[:3]
     ranks = sorted(wanted.partitions.values(), reverse=True)[: len(listed)]
     np.testing.assert_allclose([prob for _, prob in listed], ranks, atol=1e-9)
     assert listed[0][0].tolist() == result.labels.tolist()
@@ -217,7 +217,7 @@ def test_templates_that_are_alike_share_their_tables(objects):
         problem = fixed_problem(points[i], present[i], parts, 30.0, np.full((N, N), 1 / N))
         wanted = oracle_inference.posterior(problem)
         assert_is(result.take(i), wanted, problem)
-        _labels, prob = result.details["partitions"][i][0]
+        _labels, prob = result.partitions[i][0]
         assert prob == pytest.approx(max(wanted.partitions.values()), abs=1e-9)
 
 
@@ -284,7 +284,7 @@ def test_an_unknown_precision_is_integrated_over():
     )
     np.testing.assert_allclose(found.log_evidence, np.log(evidence[0]), atol=1e-6)
     np.testing.assert_allclose(found.details["precision"], evidence[1] / evidence[0], rtol=1e-5)
-    assert found.details["partitions"][0][1] <= 1.0
+    assert found.partitions[0][1] <= 1.0
 
 
 def test_points_that_are_seen_in_part_are_refused():

@@ -191,7 +191,7 @@ def test_poses_given_a_match_are_right_at_high_precision(pose_scale):
     problem = precise(pose_scale)
     program, scene = single(problem)
     result = exact.run(program, scene)
-    match = result.details["best_match"]
+    match = result.best_match
     mean, covariance = poses_given_match(program, result, match)
     truth = object_posterior(problem, 0, ((0, match[0]),))
     assert_moments(mean, covariance, truth.mean[None], truth.covariance[None])

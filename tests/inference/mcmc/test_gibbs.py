@@ -80,7 +80,7 @@ def test_draws_agree_with_brute_force(index):
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_the_ladder_gives_the_log_evidence(index):
     result, exact = tempered(index), posterior(PROBLEMS[index])
-    error = result.details["log_evidence_error"]
+    error = result.log_evidence_error
     assert 0 < error < 0.3
     assert abs(result.log_evidence - exact.log_evidence) < 5 * error
 
@@ -98,7 +98,7 @@ def test_the_error_of_the_evidence_is_honest_over_seeds():
         )
         for seed in range(10, 22)
     ]
-    errors = np.array([result.details["log_evidence_error"] for result in runs])
+    errors = np.array([result.log_evidence_error for result in runs])
     scores = (np.array([result.log_evidence for result in runs]) - exact) / errors
     assert np.abs(scores).max() < 4, scores
     assert 0.4 < np.sqrt(np.mean(scores**2)) < 1.8, scores
@@ -168,7 +168,7 @@ def test_a_mixture_agrees_with_brute_force():
     indicators = (result.draws["match"][..., :3, None] == np.arange(5)).astype(float)
     assert_means(indicators, np.tensordot(weights, match_probs, 1), floor=3 / 3200)
     assert (result.draws["match"][..., 3:] == -1).all()
-    error = result.details["log_evidence_error"]
+    error = result.log_evidence_error
     assert abs(result.log_evidence - log_evidence) < 5 * error < 2
 
 
@@ -197,7 +197,7 @@ def test_an_unknown_precision_agrees_with_numerical_integration():
     assert_means(result.draws["pose"], np.tensordot(weight, [p.pose_mean for p in at], 1))
     log_prior = 2 * np.log(0.5)  # of Gamma(2, 0.5), whose remaining terms are in log_weight
     log_evidence = np.log(np.sum(np.exp(log_weight)) * (grid[1] - grid[0])) + log_prior
-    error = result.details["log_evidence_error"]
+    error = result.log_evidence_error
     assert abs(result.log_evidence - log_evidence) < 5 * error + 1e-3
 
 

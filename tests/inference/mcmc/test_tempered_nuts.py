@@ -51,7 +51,7 @@ def _is_mixed(problem):
 def assert_exact(result, exact):
     assert result.converged, result.details
     assert_posterior(result.draws, exact, result.scene.present)
-    error = result.details["log_evidence_error"]
+    error = result.log_evidence_error
     assert 0 < error < 0.2
     assert abs(result.log_evidence - exact.log_evidence) < 5 * error
 
@@ -157,7 +157,7 @@ def test_a_prior_without_a_closed_form_agrees_with_numerical_integration():
     assert_means(result.draws["pose"], np.tensordot(weight, [p.pose_mean for p in at], 1))
     indicators = (result.draws["match"][..., None] == np.arange(3)).astype(float)
     assert_means(indicators, np.tensordot(weight, [p.match_probs for p in at], 1))
-    error = result.details["log_evidence_error"]
+    error = result.log_evidence_error
     assert 0 < error < 0.1
     assert abs(result.log_evidence - log_evidence) < 5 * error
 

@@ -101,8 +101,7 @@ def test_objects_without_points_have_no_outline():
 def test_an_average_over_matches_is_drawn_at_the_most_probable_match():
     averaged = POSES * np.array([1, 1, 0, 0])  # over the four turns of a square
     swap = np.array([7, 8, 9, 10, 4, 5, 6, 0, 1, 2, 3])  # the match breaks the tie the other way
-    details = {"best_match": np.argsort(swap)}
-    result = make_result(poses=averaged, details=details)
+    result = make_result(poses=averaged, best_match=np.argsort(swap))
     for k, outline in outlines.result_outlines(result, PARTS).items():
         np.testing.assert_allclose(outline, outlines.truth_outlines(SCENE, TRUTH)[k], atol=1e-9)
 
@@ -138,7 +137,7 @@ def test_draws_of_a_variational_result_are_drawn_at_its_mean():
 def test_no_outline_where_points_fix_no_pose():
     labels = np.where(np.arange(11) == 0, 2, TRUTH)  # a fifth point of square 2: not of its match
     labels[5:7] = -1  # and a single point of the triangle
-    result = make_result(labels, details={"best_match": np.arange(11)})
+    result = make_result(labels, best_match=np.arange(11))
     assert set(outlines.result_outlines(result, PARTS)) == {0}
 
 
@@ -206,7 +205,7 @@ def test_a_demo_has_two_panels_for_each_method_and_two_for_the_scene(count):
 def test_an_estimate_of_the_evidence_is_shown_with_its_error():
     sampled = {"elbo": None, "log_evidence": np.array(-9.5)}
     exact = make_result(method="exact", **sampled)
-    estimated = make_result(method="gibbs", details={"log_evidence_error": 0.254}, **sampled)
+    estimated = make_result(method="gibbs", log_evidence_error=np.array(0.254), **sampled)
     figure = scenes.plot_demo([exact, estimated], PARTS, NAMES)
     titles = [axes.get_title() for axes in figure.axes]
     assert sum("log evidence -9.50" in title for title in titles) == 2

@@ -165,7 +165,7 @@ def test_the_frame_of_an_exact_result_is_the_conditional_at_its_best_match():
     """Against the least-squares fit with a standard Normal prior, worked out apart."""
     result = result_of("exact")
     frame = frame_of(PROGRAM, result)
-    match, owner = result.details["best_match"], np.asarray(PARTS.owner)
+    match, owner = result.best_match, np.asarray(PARTS.owner)
     for k in range(2):
         rows = np.flatnonzero((match >= 0) & (owner[match] == k))
         F = np.asarray(PARTS.F)[match[rows]].reshape(-1, 4)

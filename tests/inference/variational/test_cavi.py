@@ -131,7 +131,7 @@ def test_a_whole_run_is_that_of_the_plain_reference():
     )
     for i, problem in enumerate(problems):
         # The first R of the history gives the same poses as the start did: go on from there.
-        first = found.history["match_probs"][0, i]
+        first = found.history["match_probs"][i, 0]
         fit = oracle_inference.fit(problem, first, beta_start=0.1)
         assert fit.converged
         assert fit.beta == 1.0
@@ -206,7 +206,7 @@ def test_every_run_is_among_those_that_are_chosen_from(scenes):
     found = cavi.run(
         pair, scenes, jax.random.key(0), num_restarts=4, init_strategy="uniform", history=True
     )
-    last = found.history["elbo"][-1]
+    last = found.history["elbo"][:, -1]
     np.testing.assert_allclose(found.elbo, last, rtol=1e-9)
 
 
@@ -215,20 +215,20 @@ def test_every_run_is_among_those_that_are_chosen_from(scenes):
 
 def test_the_history_is_that_of_the_best_run(scenes, result):
     history = result.history
-    steps = len(history["elbo"])
+    steps = history["elbo"].shape[1]
     assert steps == result.steps.max()
-    assert history["elbo"].shape == history["beta"].shape == (steps, 12)
-    assert history["match_probs"].shape == (steps, 12, 5, 5)
-    assert history["pose_mean"].shape == (steps, 12, 2, 4)
-    np.testing.assert_allclose(history["elbo"][-1], result.elbo, rtol=1e-10)
-    np.testing.assert_allclose(history["match_probs"][-1], result.match_probs, atol=1e-10)
-    np.testing.assert_allclose(history["pose_mean"][-1], result.pose_mean, atol=1e-10)
+    assert history["elbo"].shape == history["beta"].shape == (12, steps)
+    assert history["match_probs"].shape == (12, steps, 5, 5)
+    assert history["pose_mean"].shape == (12, steps, 2, 4)
+    np.testing.assert_allclose(history["elbo"][:, -1], result.elbo, rtol=1e-10)
+    np.testing.assert_allclose(history["match_probs"][:, -1], result.match_probs, atol=1e-10)
+    np.testing.assert_allclose(history["pose_mean"][:, -1], result.pose_mean, atol=1e-10)
     total = history["log_likelihood"] + history["pose"] + history["match"]
     np.testing.assert_allclose(total, history["elbo"], rtol=1e-12)
 
 
 def test_the_history_climbs_where_beta_stands_still(result):
-    beta, elbo = result.history["beta"], result.history["elbo"]
+    beta, elbo = result.history["beta"].T, result.history["elbo"].T
     # beta[t] is the one after step t: the ELBO of step t + 1 was taken at it.
     still = beta[1:-1] == beta[:-2]
     rise = elbo[2:] - elbo[1:-1]
@@ -251,7 +251,7 @@ def test_beta_ends_at_its_maximum_exactly(scenes, start, factor, most):
         history=True,
     )
     assert found.converged.all()
-    beta = found.history["beta"]
+    beta = found.history["beta"].T
     assert (beta[-1] == most).all()
     assert (np.diff(beta, axis=0) >= 0).all()
     assert beta[0].min() in (start, start * factor)

@@ -64,7 +64,7 @@ def test_svi_reaches_the_elbo_of_coordinate_ascent_from_the_same_start(scenes, r
 
 
 def test_the_elbo_goes_up_and_the_loss_is_its_negative(result):
-    elbo, loss = result.history["elbo"], result.history["loss"]
+    elbo, loss = result.history["elbo"].T, result.history["loss"].T
     assert (elbo[-1] > elbo[0]).all()
     np.testing.assert_allclose(elbo[-1], result.elbo)
     np.testing.assert_allclose(-loss[-1], elbo[-1], atol=1.0)  # a mean over noisy estimates
