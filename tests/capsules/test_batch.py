@@ -92,7 +92,7 @@ def test_nor_does_it_with_random_starts(path):
     found = []
     for chunk in (8, 24):
         with SceneFile(path) as file:
-            work = Work(Job("ds", 3, {"restarts": 2}), file, chunk=chunk, limit=30)
+            work = Work(Job("ds", 3, {"num_restarts": 2}), file, chunk=chunk, limit=30)
             found.append(list(work.results(work.share())))
     assert len(found[0]) > len(found[1]) > 1
     for name in (*FIELDS, "elbo"):

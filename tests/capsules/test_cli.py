@@ -302,14 +302,14 @@ def test_methods_are_found_by_name():
 def test_a_preset_says_the_options_and_a_call_goes_before_it(monkeypatch):
     given = {}
 
-    def fake(program, scene, seed, progress, **options):
+    def fake(program, scene, rng_key, progress_bar, **options):
         given.update(options)
 
     monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fake))
     infer("ds", SCENES, preset="paper")
-    assert given == {"start": "uniform", "restarts": 5, "confirmations": None}
+    assert given == {"init_strategy": "uniform", "num_restarts": 5, "confirmations": None}
     infer("ds", SCENES, preset="paper", num_restarts=7)
-    assert given == {"start": "uniform", "restarts": 7, "confirmations": None}
+    assert given == {"init_strategy": "uniform", "num_restarts": 7, "confirmations": None}
     assert program_of("gmm", preset="published").func is published_mixture
 
 

@@ -47,7 +47,7 @@ FUZZ = settings(
 )
 
 
-def quick(program, scene, seed, progress, **options):
+def quick(program, scene, rng_key, progress_bar=False, **options):
     """Stands in for a method: it wants what a method may rely on, and answers at once."""
     scenes = scene.batch()
     assert np.isfinite(scenes.points).all() and scenes.present.any(axis=1).all()

@@ -34,7 +34,7 @@ PROBLEMS = [
     for seed in (0, 7, 2)
 ]
 STACKED = stack_problems(PROBLEMS)
-BUDGET = {"num_chains": 4, "num_warmup": 200, "num_samples": 800, "start": "prior"}
+BUDGET = {"num_chains": 4, "num_warmup": 200, "num_samples": 800, "init_strategy": "prior"}
 
 
 def parts_of(problem):

@@ -66,7 +66,7 @@ SMALL = several_modes(Design((0, 0, 1), 2, 2, translation), 3, precision=50.0, c
 
 def test_a_small_scene_agrees_with_brute_force():
     stacked, exact = stack_problems(SMALL), posterior(SMALL[0])
-    budget = {"num_warmup": 300, "num_samples": 3000, "rungs": 6}
+    budget = {"num_warmup": 300, "num_samples": 3000, "num_temperatures": 6}
     result = nuts.run(
         stacked.program, stacked.scenes.take(0), jax.random.key(0), init_strategy="prior", **budget
     )
@@ -76,7 +76,7 @@ def test_a_small_scene_agrees_with_brute_force():
 
 @functools.cache
 def answer(index):
-    budget = {"num_warmup": 300, "num_samples": 2000, "rungs": 14}
+    budget = {"num_warmup": 300, "num_samples": 2000, "num_temperatures": 14}
     return nuts.run(STACKED.program, STACKED.scenes.take(index), jax.random.key(0), **budget)
 
 

@@ -443,7 +443,7 @@ def test_the_default_parses_the_published_scenes(shared_data):
 def test_five_uniform_restarts(shared_data):
     """This seed is above the mean of several, see docs/results.md."""
     scenes = load_scenes(shared_data / "constellations_0.00.npz", limit=512)
-    settings = {"restarts": 5, "confirmations": None, "start": "uniform"}
+    settings = {"num_restarts": 5, "confirmations": None, "init_strategy": "uniform"}
     found = cavi.run(constellation, scenes, jax.random.key(0), **settings)
     accuracy = partition_metrics(scenes.object, found.labels)["scene_accuracy"].mean()
     assert accuracy >= 0.88
