@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
 NOTEBOOK := $(VENV)/.notebook
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# A file stays with one process, which compiles for all of its tests; tests/conftest.py has the order.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test test-all test-fast lint types format bench notebook clean lock
 
@@ -40,10 +41,12 @@ $(INSTALLED): pyproject.toml requirements.lock
 demo: $(INSTALLED) ## Run the demonstration
 	$(BIN)/capsules demo
 
+# Three tiers: `make test` has everything once and small, without the mark `slow`; `make test-fast`
+# leaves out the mark `long` too; `make test-all` has everything.
 test: lint types ## Lint, check the types, run the tests and the notebooks
 	$(PYTEST) -m "not slow" --nbmake tests notebooks
 
-test-all: lint types ## The same with the long runs of the samplers and on the published scenes
+test-all: lint types ## The same with long runs, whole tables and the published scenes
 	$(PYTEST) --nbmake tests notebooks
 
 test-fast: lint types ## The same without notebooks and without what takes long

@@ -1,6 +1,9 @@
-"""What all tests share: repeatable hypothesis runs and the published test sets."""
+"""What all tests share: compiled code, repeatable hypothesis runs and the published test sets."""
 
+import ctypes
+import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,12 +11,67 @@ from hypothesis import settings
 
 # The suite compiles hundreds of small programs once each: this halves the time that XLA takes.
 os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
+    "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 )
 # And what one test process or notebook has compiled the others, and the next run, need not;
 # commands leave the configuration alone where there is a folder for it.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+FIRST = (".ipynb", "test_edits.py", "test_cavi.py", "test_meanfield.py", "test_against_exact.py")
+"""What takes longest; begun last, one process would be waiting for it in the end."""
+
+LOWERED = {
+    "jax._src.pjit": ("_pjit_lower",),
+    "jax._src.interpreters.pxla": ("_cached_lowering_to_hlo", "_cached_compilation"),
+}
+"""Caches of JAX in which every compiled program has an MLIR context of 1.4 MB, needed no more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        ends = [item.path.name.endswith(end) for end in FIRST]
+        return ends.index(True) if any(ends) else len(FIRST)
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def compiled() -> list[str]:
+    """What was compiled since memory was given back."""
+    import jax
+
+    names: list[str] = []
+
+    def note(event: str, duration: float, **about: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(str(about.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    give_back_memory()  # of what the import of all test files has compiled
+    return names
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory(compiled: list[str]) -> Iterator[None]:
+    """Below 2 GB instead of 5; compiled code is kept, what it was compiled from is not."""
+    yield
+    if len(compiled) > 200:
+        give_back_memory()
+        compiled.clear()
+
+
+def give_back_memory() -> None:
+    """Without these names of JAX, or without glibc, the tests pass and take more memory."""
+    for module, names in LOWERED.items():
+        for name in names:
+            cache = getattr(importlib.import_module(module), name, None)
+            if hasattr(cache, "cache_clear"):
+                cache.cache_clear()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
+
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")

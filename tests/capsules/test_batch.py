@@ -69,7 +69,9 @@ def plain():
     return infer("ransac", SCENES)
 
 
-@pytest.mark.parametrize("chunk", [1, 9, 16, 1000])
+@pytest.mark.parametrize(
+    "chunk", [9, 1000, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, 16))]
+)
 def test_the_chunk_changes_no_answer(path, tmp_path, plain, chunk):
     with SceneFile(path) as file:
         work = Work(RANSAC, file, tmp_path / "out", chunk=chunk)
@@ -297,7 +299,8 @@ cli.main()
 def start(*arguments, cache, devices=1, **options):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-    environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment["XLA_FLAGS"] = flags.strip()
     command = [sys.executable, "-c", _SMALL_BLOCKS, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, **pipes, **options)
@@ -320,6 +323,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_devices_say_what_one_says(path, tmp_path, cache):
     arguments = ["--method", "ransac", "--devices", 2, "--out", tmp_path / "out"]
     code, _, err = finished(start("infer", path, "--all", *arguments, cache=cache, devices=2))
@@ -374,6 +378,7 @@ def test_coordinate_ascent_on_two_devices_without_a_collective():
     assert found["spread"] == 2
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_manifest(path, tmp_path, cache):
     out = tmp_path / "out"
     meeting = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2]
@@ -458,6 +463,7 @@ print(int(status.split("VmHWM:")[1].split()[0]) / 2**20)
 """(`getrusage` would do, but its peak is handed on to a child: it would be that of the tests.)"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """Answers of 40,000 scenes are 60 MB, and of 4,000 six."""

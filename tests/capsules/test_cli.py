@@ -516,6 +516,7 @@ def test_reproduce_explains_bad_arguments(tmp_path, arguments, pattern):
 # --- clutter ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_scenes_with_clutter_are_drawn_inferred_and_evaluated(tmp_path):
     scenes, answer = tmp_path / "cluttered.npz", tmp_path / "answer.json"
     options = ("--method", "ransac", "--clutter", 3)

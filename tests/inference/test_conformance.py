@@ -33,7 +33,8 @@ METHODS = {
     "ransac": functools.partial(ransac.run, uniform, rng_key=jax.random.key(0)),
 }
 every_method = pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[pytest.mark.slow] * (m == "bethe")) for m in METHODS]
+    "method",
+    [pytest.param(m, marks=[pytest.mark.slow] * (m in ("bethe", "ds uniform"))) for m in METHODS],
 )
 POSES = np.array([[0.3, 0.2, 0.4, 0.1], [-0.5, -0.3, 0.2, 0.3]])
 FULL = np.asarray(PARTS.predict(POSES))

@@ -100,8 +100,16 @@ def on_a_grid(parts, scene, prior):
     return evidence, np.sum(weights * np.exp(nodes)) / weights.sum()
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("num_features", [1, 40])
+IN_MAKE_TEST = {("sigma ~ HalfNormal", 1)}
+
+
+@pytest.mark.parametrize(
+    ("prior", "num_features"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in IN_MAKE_TEST))
+        for case in itertools.product(PRIORS, (1, 40))
+    ],
+)
 def test_an_unknown_scalar_is_integrated_over(prior, num_features):
     """With 160 clean features the posterior of the noise is far from where its prior is."""
     parts = parts_of(num_features)

@@ -176,7 +176,12 @@ CASES = {
 }
 
 
-SLOW = {"small or large, all parts seen"}
+SLOW = {
+    "small or large, all parts seen",
+    "unequal, all parts seen",
+    "unequal, some parts seen",
+    "small or large, some parts seen",
+}
 
 
 @pytest.fixture(
@@ -220,8 +225,9 @@ def test_partitions(solved):
 @pytest.mark.parametrize(
     "case",
     [
+        "two triangles, some parts seen",
         pytest.param("unequal, some parts seen", marks=pytest.mark.slow),
-        "small or large, some parts seen",
+        pytest.param("small or large, some parts seen", marks=pytest.mark.slow),
     ],
 )
 def test_the_elbo_is_a_lower_bound(case):

@@ -30,6 +30,9 @@ pytestmark = pytest.mark.long
 # --- evidence -----------------------------------------------------------------------------------
 
 COUNT = 6
+in_make_test_half_of_them = pytest.mark.parametrize(
+    "count", [COUNT // 2, pytest.param(COUNT, marks=pytest.mark.slow)]
+)
 
 
 @functools.cache
@@ -45,27 +48,30 @@ def exact_evidence():
     return exact.run(PROGRAM, scenes()).log_evidence
 
 
-def test_the_evidence_of_all_optima_is_the_exact_one_where_k_is_small():
+@in_make_test_half_of_them
+def test_the_evidence_of_all_optima_is_the_exact_one_where_k_is_small(count):
     agreed = 0
-    for i in range(COUNT):
+    for i in range(count):
         optima = local_optima(PROGRAM, scenes().take(i), jax.random.key(0), num_restarts=128)
         found = importance(PROGRAM, optima, jax.random.key(0))
         if found.pareto_k < GOOD_K:
             error = abs(found.log_evidence - exact_evidence()[i])
             assert error < 5 * found.standard_error + 0.02, (i, found.status)
             agreed += 1
-    assert agreed >= COUNT - 1
+    assert agreed >= count - 1
 
 
-def test_q_alone_never_finds_more_than_there_is():
+@in_make_test_half_of_them
+def test_q_alone_never_finds_more_than_there_is(count):
     """An unbiased estimate of a part of the evidence, above the ELBO."""
-    for i in range(COUNT):
+    for i in range(count):
         result = cavi.run(PROGRAM, scenes().take(i), jax.random.key(0), num_restarts=16)
         found = importance(PROGRAM, result, jax.random.key(0))
         assert found.log_evidence < exact_evidence()[i] + 5 * found.standard_error + 1e-6
         assert found.log_evidence > result.elbo - 5 * found.standard_error
 
 
+@pytest.mark.slow
 def test_the_evidence_of_one_q_is_the_exact_one_where_parts_are_missing():
     """Where q alone may miss most of it, and its weights look well."""
     blind = 0
@@ -222,7 +228,13 @@ def test_exact_draws_are_calibrated():
     assert found.p_values().min() > 0.01 / 4
 
 
-@pytest.mark.parametrize("changes", [{"shrink": 0.5}, {"shrink": 2.0}, {"shift": 0.5}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shrink": 0.5},
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ({"shrink": 2.0}, {"shift": 0.5})),
+    ],
+)
 def test_wrong_draws_are_not(changes):
     """Where the posterior has several matches, some dimensions show it and some do not."""
     assert calibrated(100, **changes).p_values().min() < 1e-6
@@ -245,14 +257,15 @@ def test_the_band_holds_most_uniform_curves_and_not_others():
     outside = (np.abs(rank_excess(found, grid)) > band[:, None, None] + 1e-9).any(axis=0)
     assert 0.01 < outside.mean() < 0.10
     narrow = (
-        np.abs(rank_excess(calibrated(shrink=0.5), grid)) > uniform_band(300, grid)[:, None, None]
+        np.abs(rank_excess(calibrated(100, shrink=0.5), grid))
+        > uniform_band(100, grid)[:, None, None]
     )
     assert narrow.any(axis=0).sum() >= 2
 
 
 def test_the_plot_has_a_curve_for_each_method_in_each_panel():
     figure = plot_calibration(
-        {"right": calibrated(), "narrow": calibrated(shrink=0.5)}, ["triangle"]
+        {"right": calibrated(), "narrow": calibrated(100, shrink=0.5)}, ["triangle"]
     )
     FigureCanvasAgg(figure).draw()
     assert len(figure.axes) == 4

@@ -53,7 +53,7 @@ def converted(method):
     return to_arviz(result_of(method), program_of(method), jax.random.key(0), num_samples=100)
 
 
-SLOW = set(METHODS) - {"ds", "exact"}  # each compiles for a while
+SLOW = set(METHODS) - {"exact"}  # each compiles for a while
 
 
 def maybe_slow(*methods):
@@ -146,7 +146,7 @@ def test_a_summary_of_everything_raises_no_warning():
     assert pose.equals(az.summary(data, var_names=["pose"]))
 
 
-@pytest.mark.parametrize("method", ["ds", "exact"])
+@pytest.mark.parametrize("method", maybe_slow("ds", "exact"))
 def test_independent_draws_are_shown_as_such(method):
     summary = az.summary(converted(method), var_names=["pose"])
     assert (summary.r_hat < 1.06).all()

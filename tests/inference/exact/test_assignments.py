@@ -77,7 +77,14 @@ def random_problems(name, sizes, count=8):
     ]
 
 
-@pytest.fixture(scope="module", params=[("similarity", (4, 2)), ("interleaved", (3,))], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("similarity", (4, 2)), marks=pytest.mark.slow),
+        ("interleaved", (3,)),
+    ],
+    ids=str,
+)
 def solved(request):
     """Random programs of a design, their exact results and the brute-force ones."""
     stacked = stack_problems(random_problems(*request.param), "mixture")

@@ -86,13 +86,23 @@ STRUCTURES = {
 TOGETHER = 12
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("name", ["one_object", "similarity", "interleaved"])
 def test_equal_to_brute_force(name):
-    """Hundreds of random programs, a dozen together; typed and missing parts among them."""
+    """Random programs, a dozen together; typed and missing parts among them."""
+    check_structure(name, max_examples=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_hundreds_of_programs_are_equal_to_brute_force(name):
+    check_structure(name, max_examples=2 if name == "seven_parts" else 5)
+
+
+def check_structure(name, max_examples):
     family, sizes = STRUCTURES[name]
     precisions = st.lists(st.floats(-1, 2), min_size=TOGETHER, max_size=TOGETHER)
 
-    @settings(max_examples=2 if name == "seven_parts" else 5)
+    @settings(max_examples=max_examples)
     @given(st.integers(0, 2**32 - 1), precisions)
     def check(seed, exponents):
         rng = np.random.default_rng(seed)
@@ -110,10 +120,20 @@ def test_equal_to_brute_force(name):
     check()
 
 
+@pytest.mark.parametrize("logits", ["uniform", "random"])
+def test_a_program_with_its_numbers_written_into_it(logits):
+    """Two identical objects, alike or, where the match prior tells them apart, not."""
+    check_written_into(0, logits)
+
+
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(KINDS))
-def test_a_program_with_its_numbers_written_into_it(seed, logits):
-    """Two identical objects, alike or, where the match prior tells them apart, not."""
+def test_any_program_with_its_numbers_written_into_it(seed, logits):
+    check_written_into(seed, logits)
+
+
+def check_written_into(seed, logits):
     rng = np.random.default_rng(seed)
     problem = make_problem(rng, DESIGNS["six_parts"], 5, logits=logits, identical=True)
     program, scene = single(problem)
@@ -200,7 +220,10 @@ def test_typed_points_with_dummies_in_between():
         assert_is(result.take(i), oracle_inference.posterior(problem), problem)
 
 
-@pytest.mark.parametrize("objects", [("triangle", "triangle"), ("triangle", "square")])
+@pytest.mark.parametrize(
+    "objects",
+    [("triangle", "triangle"), pytest.param(("triangle", "square"), marks=pytest.mark.slow)],
+)
 def test_templates_that_are_alike_share_their_tables(objects):
     """A fixed program, where identical objects are found and done once."""
     parts = stack(shapes(*objects))
@@ -224,7 +247,7 @@ def test_templates_that_are_alike_share_their_tables(objects):
 # --- an independent route -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_evidence_is_the_mean_likelihood_under_the_prior(seed):
     """Importance sampling from the prior of the poses, with the match summed out by `marginal`."""
     parts = TYPED_PARTS

@@ -22,6 +22,8 @@ from models.scenes import Scene
 from models.templates import shapes, stack
 from tests import oracle_inference
 
+pytestmark = pytest.mark.long
+
 NUM_DRAWS = 4_000
 LEVEL = 1e-3  # of each test, over all that it compares
 PRECISION = 6.0  # low, so that many matches are probable

@@ -147,8 +147,9 @@ def every_precision(name, sizes):
 @pytest.mark.parametrize(
     ("name", "family", "sizes"),
     [
-        ("one_object", "permutation", (1, 2, 3)),
-        ("similarity", "permutation", (4,)),
+        ("one_object", "permutation", (2,)),
+        pytest.param("one_object", "permutation", (1, 3), marks=pytest.mark.slow),
+        pytest.param("similarity", "permutation", (4,), marks=pytest.mark.slow),
         ("interleaved", "mixture", (3,)),
     ],
 )

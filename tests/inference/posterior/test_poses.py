@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam
+from numpyro.infer.util import log_density
 from scipy import stats
 
 from inference import exact, nuts, svi
@@ -18,11 +19,14 @@ from inference.diagnostics.importance import importance
 from inference.diagnostics.to_arviz import to_arviz
 from inference.posterior import poses, symmetry
 from inference.posterior.densities import log_joint
+from inference.result import Result
+from inference.variational.beginnings import beginnings
 from models.constellation import constellation
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import PermutationMatch, uniform_probs
 from models.errors import InputError
 from models.geometry import similarity_pose
+from models.program.marginal import marginal
 from models.scenes import make_scene
 from models.templates import normalise, shapes, stack
 from tests.agreement import standard_error
@@ -101,7 +105,7 @@ def assert_polar_posterior(pose):
         assert distance.max() < 5, distance
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [polar, unnamed], ids=["deterministic", "another name"])
 def test_nuts_agrees_with_importance_sampling_under_polar_priors(program):
     result = drawn(program)
@@ -125,7 +129,7 @@ def _r_hat(draws):
     return max(float(az.rhat(flat[..., i])) for i in range(flat.shape[-1]))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_reparameterised_pose_has_the_posterior_of_the_pose_itself():
     result = drawn(decentred)
     assert result.converged
@@ -136,7 +140,7 @@ def test_a_reparameterised_pose_has_the_posterior_of_the_pose_itself():
     assert distance.max() < 5, distance
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", ["AutoNormal", "AutoMultivariateNormal"])
 def test_an_automatic_guide_finds_computed_poses(guide):
     result = svi.run(polar, SCENE, jax.random.key(0), guide=guide, num_restarts=2)
@@ -148,7 +152,7 @@ def test_an_automatic_guide_finds_computed_poses(guide):
     assert {"angle", "log_scale", "place", "pose", "match"} <= set(result.draws)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_chains_begin_at_the_points():
     """Few draws without warm-up: where the chains begin is where they should be."""
     result = nuts.run(polar, SCENE, jax.random.key(0), num_chains=4, num_warmup=0, num_samples=4)
@@ -160,9 +164,17 @@ def test_chains_begin_at_the_points():
 # --- what is made of the draws ------------------------------------------------------------------
 
 
-@pytest.mark.long
+def test_an_entry_for_a_computed_site_is_not_taken_for_a_value_of_it():
+    values = {"angle": [0.5], "log_scale": [np.log(0.7)], "place": [[0.4, -0.3]]}
+    given = {name: jnp.asarray(x) for name, x in values.items()}
+    wanted, _ = log_density(marginal(polar), (), SCENE.observed, given)
+    draws = {name: np.asarray(x)[None] for name, x in values.items()}
+    found = log_joint(polar, SCENE, draws | {"pose": TRUTH[None] + 1.0})
+    np.testing.assert_allclose(found, [wanted], rtol=1e-9)
+
+
+@pytest.mark.slow
 def test_the_density_is_that_of_the_latent_sites():
-    """An entry for a computed site is not taken for a value of it."""
     flat = {name: x[0, :3] for name, x in drawn(polar).draws.items()}
     expected = drawn(polar).sample_stats["lp"][0, :3]
     found = log_joint(polar, SCENE, flat | {"pose": flat["pose"] + 1.0})
@@ -176,7 +188,7 @@ def _logit(angle):
     return np.log(share) - np.log1p(-share)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_arviz_gets_poses_and_latents():
     data = to_arviz(drawn(polar), polar, jax.random.key(0), num_samples=50)
     assert {"pose", "angle", "log_scale", "place", "match"} <= set(data.posterior)
@@ -196,10 +208,18 @@ def test_no_symmetry_is_assumed_of_computed_poses():
     assert symmetry.find(cartesian_squares, FULL).order == 32
 
 
-@pytest.mark.long
 def test_importance_weights_say_what_they_need():
-    fitted = svi.run(
-        polar, SCENE, jax.random.key(0), guide="AutoNormal", num_restarts=1, num_steps=100
+    fitted = Result(
+        method="svi",
+        scene=SCENE,
+        match_probs=np.eye(N),
+        pose_mean=TRUTH,
+        pose_covariance=np.eye(4)[None],
+        labels=np.zeros(N, int),
+        owner=np.zeros(N, int),
+        converged=np.array(True),
+        steps=np.array(1),
+        elbo=np.array(0.0),
     )
     with pytest.raises(InputError, match="require a latent site 'pose'"):
         importance(polar, fitted, jax.random.key(0))
@@ -244,17 +264,27 @@ def test_what_is_refused(what, run):
         run(program, SCENE, jax.random.key(0))
 
 
+def bounded(points, present):
+    size = numpyro.sample("size", dist.Uniform(0.1, 2.0).expand([1]))
+    cosine = numpyro.sample("direction", dist.Dirichlet(jnp.ones(2)).expand([1]))
+    place = numpyro.sample("place", dist.Normal(jnp.zeros((1, 2)), 1.0).to_event(2))
+    pose = jnp.concatenate([place, size[:, None] * jnp.sqrt(cosine)], axis=-1)
+    return points_given(pose, points, present)
+
+
 @pytest.mark.long
 def test_a_constrained_pose_begins_in_its_support():
     """Least squares in unconstrained values, of sites of any support."""
+    begins = beginnings(bounded, SCENE, jax.random.key(0), 2)
+    size, direction, place = (np.asarray(begins.values[x]) for x in ("size", "direction", "place"))
+    assert (size > 0.1).all() and (size < 2.0).all() and (direction > 0).all()
+    np.testing.assert_allclose(direction.sum(axis=-1), 1, rtol=1e-9)
+    pose = np.concatenate([place, size[..., None] * np.sqrt(direction)], axis=-1)
+    np.testing.assert_allclose(pose, np.broadcast_to(TRUTH, pose.shape), atol=0.2)
 
-    def bounded(points, present):
-        size = numpyro.sample("size", dist.Uniform(0.1, 2.0).expand([1]))
-        cosine = numpyro.sample("direction", dist.Dirichlet(jnp.ones(2)).expand([1]))
-        place = numpyro.sample("place", dist.Normal(jnp.zeros((1, 2)), 1.0).to_event(2))
-        pose = jnp.concatenate([place, size[:, None] * jnp.sqrt(cosine)], axis=-1)
-        return points_given(pose, points, present)
 
+@pytest.mark.slow
+def test_a_constrained_pose_is_sampled():
     result = nuts.run(
         bounded, SCENE, jax.random.key(0), num_chains=2, num_warmup=100, num_samples=100
     )

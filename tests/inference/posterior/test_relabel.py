@@ -176,6 +176,7 @@ def test_the_frame_of_an_exact_result_is_the_conditional_at_its_best_match():
         np.testing.assert_allclose(frame.covariance[k], np.linalg.inv(precision), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_raw_draws_are_to_be_had():
     """The exact posterior puts half of the draws under each naming; relabelled, all agree."""
     result = result_of("exact")

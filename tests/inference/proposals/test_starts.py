@@ -28,7 +28,10 @@ def scenes():
     return sample_scenes(240, seed=0).take(slice(200))
 
 
-@pytest.mark.parametrize(("start", "low", "high"), [("poses", 0.88, 1.0), ("uniform", 0.36, 0.56)])
+@pytest.mark.parametrize(
+    ("start", "low", "high"),
+    [("poses", 0.88, 1.0), pytest.param("uniform", 0.36, 0.56, marks=pytest.mark.slow)],
+)
 def test_how_often_a_single_start_is_right(scenes, start, low, high):
     result = cavi.run(constellation, scenes, jax.random.key(0), num_restarts=1, init_strategy=start)
     right = partition_metrics(scenes.object, result.labels)["scene_accuracy"] == 1
@@ -143,6 +146,7 @@ def test_objects_of_many_parts_are_placed_first():
     assert order.tolist() == [2, 4, 1, 0, 3]
 
 
+@pytest.mark.slow
 def test_six_objects_are_mostly_right_from_a_single_start():
     """With the triangle placed second of six, one start of five was right."""
     names = ("square", "triangle", "trapezoid", "pentagon", "L", "plane")
