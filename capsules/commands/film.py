@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import jax
 import typer
 
 from capsules.commands.options import Index, Precision, Seed, Shapes
@@ -42,6 +41,8 @@ def film(
 
     check_film_format(out)
     keep_compiled_code()
+    import jax
+
     from capsules import methods
     from inference import cavi
     from models.templates import object_names

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 SCENES = sample_scenes(40, sigma=0.1, seed=2)
 RANSAC = Job("ransac", 0, {})
-FIELDS = ("match_probs", "pose_mean", "pose_covariance", "object", "converged", "steps")
+FIELDS = ("match_probs", "pose_mean", "pose_covariance", "labels", "converged", "steps")
 
 
 @pytest.fixture(autouse=True)

@@ -254,7 +254,7 @@ def test_demo_explains_bad_arguments(tmp_path, arguments, pattern):
 
 @pytest.mark.parametrize("error", [InputError("the match is not square"), KeyboardInterrupt()])
 def test_whatever_a_method_raises_leaves_no_file(tmp_path, monkeypatch, error):
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise error
 
     monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fail))
@@ -266,7 +266,7 @@ def test_whatever_a_method_raises_leaves_no_file(tmp_path, monkeypatch, error):
 
 
 def test_errors_of_our_own_are_not_hidden(tmp_path, monkeypatch):
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise ValueError("a bug")
 
     monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fail))
@@ -295,7 +295,7 @@ def test_methods_are_found_by_name():
         infer("exact", SCENES.take(0), prior="magic")
     with pytest.raises(InputError, match="no preset 'magic'; choose from default, paper, pub"):
         infer("exact", SCENES.take(0), preset="magic")
-    with pytest.raises(InputError, match="method exact has no option 'restarts'"):
+    with pytest.raises(InputError, match="method exact has no option 'num_restarts'"):
         infer("exact", SCENES.take(0), num_restarts=3)
 
 
@@ -478,7 +478,7 @@ def test_evaluate_says_what_the_metrics_say(tmp_path):
         (["--prior", "magic"], "no prior 'magic'"),
         (["--preset", "magic"], "no preset 'magic'"),
         (["--limit", 0], "limit must be 1 or more, got 0"),
-        (["--method", "ransac", "--restarts", 3], "ransac has no option 'restarts'"),
+        (["--method", "ransac", "--restarts", 3], "ransac has no option 'num_restarts'"),
     ],
 )
 def test_evaluate_explains_bad_arguments(tmp_path, arguments, pattern):

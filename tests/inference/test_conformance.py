@@ -102,7 +102,7 @@ def test_the_full_scene_is_parsed(method):
 def test_one_scene_is_the_first_of_a_batch(method):
     single = METHODS[method](scene=make_scene(FULL, N))
     first = answer(method).take(0)
-    for name in ("match_probs", "pose_mean", "pose_covariance", "object"):
+    for name in ("match_probs", "pose_mean", "pose_covariance", "labels"):
         np.testing.assert_allclose(getattr(single, name), getattr(first, name), atol=1e-8)
 
 

@@ -83,7 +83,7 @@ def test_against_scikit_learn(truth, predicted):
 OWNER = np.array([0, 0, 1, 2, 2])  # two identical objects of two parts, and one of one
 
 
-def result_of(match_probs, present, truth, **details):
+def result_of(match_probs, present, truth, **more):
     """A result with these match probabilities for a batch of scenes."""
     match_probs, present = np.asarray(match_probs, float), np.asarray(present, bool)
     count = len(match_probs)
@@ -98,7 +98,7 @@ def result_of(match_probs, present, truth, **details):
         owner=OWNER,
         converged=np.ones(count, bool),
         steps=np.ones(count, int),
-        details=details,
+        **more,
     )
 
 

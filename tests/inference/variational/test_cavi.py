@@ -52,7 +52,7 @@ def result(scenes):
 
 
 def assert_same_scene(first, second):
-    for name in ("match_probs", "pose_mean", "pose_covariance", "elbo", "object", "converged"):
+    for name in ("match_probs", "pose_mean", "pose_covariance", "elbo", "labels", "converged"):
         np.testing.assert_allclose(
             getattr(first, name), getattr(second, name), atol=1e-10, rtol=1e-10, err_msg=name
         )

@@ -101,7 +101,9 @@ def test_other_programs_are_refused():
         published.run(mixture_constellation, scenes, jax.random.key(0))
     with pytest.raises(InputError, match="restarts must be at least 1, got 0"):
         published.run(constellation, scenes, jax.random.key(0), num_restarts=0)
-    with pytest.raises(InputError, match="ds under the preset 'published' has no option 'start'"):
+    with pytest.raises(
+        InputError, match="ds under the preset 'published' has no option 'init_strategy'"
+    ):
         infer("ds", scenes, preset="published", init_strategy="poses")
 
 
