@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Concatenate, ParamSpec
 
 from inference.result import Result
+from models.errors import InputError
 from models.program.reading import Program
 from models.scenes import Scene, check_scene
 
@@ -28,6 +29,9 @@ def method(
         program: Program, scene: Scene, *args: Settings.args, **settings: Settings.kwargs
     ) -> Result:
         began = time.perf_counter()
+        key = args[0] if args else settings.get("rng_key")
+        if isinstance(key, int):
+            raise InputError(f"rng_key must be a JAX key, got {key}; give jax.random.key({key})")
         result = run(program, check_scene(scene), *args, **settings)
         if result.is_batch and not scene.is_batch:
             result = result.take(0)

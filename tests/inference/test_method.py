@@ -12,7 +12,7 @@ SCENE = make_scene([[0.0, 1.0], [2.0, 3.0]], 3)
 
 
 @method
-def nothing(program, scene, wish=0):
+def nothing(program, scene, rng_key=None, wish=0):
     scenes = scene.batch()
     count, rows = scenes.present.shape
     return Result(
@@ -39,6 +39,11 @@ def test_a_scene_alone_comes_out_alone_and_a_batch_as_one():
 def test_the_scene_is_checked_first():
     with pytest.raises(InputError, match="some points are NaN"):
         nothing(None, Scene(np.full((3, 2), np.nan), np.ones(3, bool)))
+
+
+def test_a_seed_is_no_key():
+    with pytest.raises(InputError, match=r"got 3; give jax.random.key\(3\)"):
+        nothing(None, SCENE, 3)
 
 
 def test_progress_goes_to_a_function_a_bar_or_nowhere(capsys):

@@ -1,6 +1,7 @@
 """Exact inference at every precision of the noise against Normal densities with 60 digits."""
 
 import decimal
+import functools
 import itertools
 import math
 from decimal import Decimal
@@ -215,7 +216,11 @@ def test_draws_put_the_point_where_it_is():
 # --- what is refused ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [exact.run, exact.sample])
+@pytest.mark.parametrize(
+    "method",
+    [exact.run, functools.partial(exact.sample, rng_key=jax.random.key(0))],
+    ids=["run", "sample"],
+)
 def test_more_digits_than_a_float_has_are_refused(method):
     program, scene = single(precise(pose_scale=1e6, precision=1e12))
     pattern = r"got numbers of .*e\+1\d standard deviations .* within 1e\+10 .* lower the precision"

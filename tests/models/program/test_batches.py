@@ -46,21 +46,21 @@ def test_the_skeleton_has_what_code_is_compiled_for(scenes):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("run", "compiled"),
+    ("run", "kept"),
     [
         (exact.run, solutions._solver),
         (functools.partial(cavi.run, rng_key=jax.random.key(0), num_restarts=2), pool.engine),
     ],
     ids=["exact", "cavi"],
 )
-def test_an_edited_prior_compiles_no_method_anew(scenes, run, compiled):
+def test_an_edited_prior_compiles_no_method_anew(scenes, run, kept):
     """And its numbers are those that are used."""
     scene = scenes.take(0)
     bounds, misses = [], []
     for precision in (1e3, 4e3):
         result = run(functools.partial(pair, precision=precision), scene)
         bounds.append(result.log_evidence if result.elbo is None else result.elbo)
-        misses.append(compiled.cache_info().misses)
+        misses.append(kept.cache_info().misses)
     assert misses[0] == misses[1]
     assert abs(bounds[0] - bounds[1]) > 0.1
 
