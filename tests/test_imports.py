@@ -17,7 +17,7 @@ ALLOWED = {
 FOLDERS = {*ALLOWED, "notebooks", "tests"}
 ORDER = (
     ("result", "devices"),
-    ("evidence",),
+    ("method",),
     ("conditions",),
     ("posterior",),
     ("proposals",),

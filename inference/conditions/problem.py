@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from inference.evidence import log_prior_normalizer
+from inference.conditions.evidence import log_prior_normalizer
 from models.program.batches import Open, Reading, Skeleton, read_scenes
 from models.program.reading import FACTORS, Program, Values
 from models.scenes import Scene

@@ -5,7 +5,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from inference import evidence
+from inference.conditions import evidence
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import (
     DoublyStochasticMatch,
