@@ -1,50 +1,172 @@
-"""Markov chains: how they are run."""
+"""Markov chains: all that Gibbs sampling and NUTS share, from the checks to the result.
 
+A sampler has a State (what its next step needs), an Info (diagnostics of a step) and two functions
+of one chain, `init(begins, target) -> state` and `step(rng_key, state, target) -> (state, info)`.
+What no step changes is in its Target.
+"""
+
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
-from inference.method import Report
+from inference.conditions.sets import Table, possible_values
+from inference.mcmc.tempering import bridge, check_rungs
+from inference.method import Report, reporter
+from inference.posterior.draws import (
+    recover_discrete,
+    recover_match,
+    result_of_draws,
+    with_computed,
+)
+from inference.result import Result
+from inference.variational.beginnings import Beginnings, beginnings
 from models.errors import InputError
 from models.program.reading import Program
-from models.scenes import Scene, check_scene
+from models.scenes import Scene
+
+Values = dict[str, Any]
+"""Values by site."""
 
 _CHUNK = 100  # steps between two reports of progress, at most
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Target:
+    """The densities p(sites) p(points | sites)^beta that a chain samples, at a ladder of betas."""
+
+    program: Program = field(metadata={"static": True})
+    scene: Scene
+    """The program's arguments, as JAX arrays."""
+    betas: Float[Array, " rungs"]
+    """Rising to 1; a single 1 without tempering."""
+    table: Table
+    """Possible joint values of the discrete sites."""
+
+
+class Sampler(NamedTuple):
+    """A method for `run_chains`; `init`, `step` and `draw` are of one chain."""
+
+    name: str
+    init: Callable[[Beginnings, Any], Any]
+    step: Callable[[Array, Any, Any], tuple[Any, Any]]
+    draw: Callable[[Any, Any], Values]
+    """Takes a state and a target; values of the sites at beta = 1."""
+    ladder: Callable[[Values], Float[np.ndarray, " rungs"]]
+    """Takes the values at which the first chain begins."""
+    target: Callable[..., Target]
+    """Takes a program, a scene, betas and a table."""
+    log_data: Callable[[], float] = lambda: 0.0
+    """Log of the integral of the density at beta = 0."""
+
+
+class Budget(NamedTuple):
+    """The settings that all samplers have."""
+
+    num_chains: int
+    num_warmup: int
+    num_samples: int
+    num_temperatures: int
+    init_strategy: Literal["vi", "prior"]
+    progress_bar: bool | Report
+
+    def check(self, scene: Scene) -> None:
+        """Refuse a batch of scenes, and numbers that no chain can be run with."""
+        if scene.is_batch:
+            raise InputError("chains are for one scene, got a batch; use scene.take(i)")
+        if self.num_chains < 1 or self.num_warmup < 0 or self.num_samples < 4:
+            raise InputError(
+                "num_chains must be at least 1, num_warmup at least 0 and num_samples at least 4, "
+                f"got {self.num_chains}, {self.num_warmup} and {self.num_samples}"
+            )
+        check_rungs(self.num_temperatures)
+
+
 def run_chains(
-    advance: Callable[[Any, int], tuple[Any, Any]],
-    state: Any,
-    num_warmup: int,
-    num_samples: int,
-    report: Report,
-) -> Any:
-    """What `advance(state, length)` collects after the warm-up, as numpy, (draws, ...)."""
-    common = math.gcd(num_warmup, num_samples)
+    sampler: Sampler, program: Program, scene: Scene, rng_key: Array, budget: Budget
+) -> Result:
+    """Run all chains at once and make a result of their draws.
+
+    With tempering the result has `log_evidence`, by bridging between neighbours, with its
+    standard error; `details` has the betas and how often neighbours were exchanged.
+    """
+    begin_key, chain_key, match_key = jax.random.split(rng_key, 3)
+    begins = beginnings(program, scene, begin_key, budget.num_chains, budget.init_strategy)
+    betas = sampler.ladder({name: x[0] for name, x in begins.values.items()})
+    given = jax.tree.map(jnp.asarray, Scene(**scene.observed))
+    table = jax.tree.map(jnp.asarray, possible_values(program, scene))
+    target = sampler.target(program, given, jnp.asarray(betas), table)
+    draws, info = _collect(sampler, target, begins, chain_key, budget)
+    stats, swap = info._asdict(), info.swap
+    del stats["swap"]
+    details: dict[str, Any] = {"betas": betas}
+    evidence = error = None
+    if len(betas) > 1:
+        evidence, error = bridge(swap.log_ratio)
+        evidence = evidence + sampler.log_data()
+        details["swap_rate"] = np.nanmean(swap.accept_prob, axis=(0, 1))
+        stats.setdefault("acceptance_rate", np.nanmean(swap.accept_prob, axis=-1))
+    if not table.keys() <= draws.keys():  # they were summed out
+        draws |= recover_discrete(program, scene, draws, match_key)
+    others = {name: x for name, x in draws.items() if name != "match"}
+    match, match_probs = recover_match(program, scene, others, match_key)
+    draws["match"] = np.where(scene.present, draws.get("match", match), -1)
+    draws = with_computed(program, scene, draws)
+    return result_of_draws(
+        sampler.name,
+        program,
+        scene,
+        draws,
+        match_probs,
+        stats,
+        budget.num_warmup + budget.num_samples,
+        log_evidence=evidence,
+        log_evidence_error=error,
+        details=details,
+    )
+
+
+def _collect(
+    sampler: Sampler, target: Target, begins: Beginnings, rng_key: Array, budget: Budget
+) -> tuple[dict[str, np.ndarray], Any]:
+    """Draws after the warm-up and the Info of their steps, (chains, draws, ...)."""
+    init, advance = _compiled(sampler.init, sampler.step, sampler.draw, target.program)
+    report, num_warmup = reporter(budget.progress_bar), budget.num_warmup
+    common = math.gcd(num_warmup, budget.num_samples)
     length = max(n for n in range(1, _CHUNK + 1) if common % n == 0)
-    total, kept = num_warmup + num_samples, []
+    total, kept = num_warmup + budget.num_samples, []
+    states = init(begins, target)
     for done in range(0, total, length):
-        state, collected = advance(state, length)
+        keys = jax.random.split(jax.random.fold_in(rng_key, done), (length, budget.num_chains))
+        states, collected = advance(keys, states, target)
         if done >= num_warmup:
             kept.append(jax.tree.map(np.asarray, collected))
-        jax.block_until_ready(state)
+        jax.block_until_ready(states)
         report(done + length, total)
-    return jax.tree.map(lambda *pieces: np.concatenate(pieces), *kept)
+    return jax.tree.map(lambda *pieces: np.swapaxes(np.concatenate(pieces), 0, 1), *kept)
 
 
-def check_budget(
-    program: Program, scene: Scene, num_chains: int, num_warmup: int, num_samples: int
-) -> Scene:
-    """The scene, once it is clear that chains can be run on it."""
-    scene = check_scene(scene)
-    if scene.is_batch:
-        raise InputError("chains are for one scene, got a batch; use scene.take(i)")
-    if num_chains < 1 or num_warmup < 0 or num_samples < 4:
-        raise InputError(
-            f"wanted at least one chain, no less than 0 steps of warm-up and at least 4 draws, got "
-            f"{num_chains}, {num_warmup} and {num_samples}; try 4, 500 and 500"
-        )
-    return scene
+@functools.lru_cache(maxsize=32)  # of programs, which are told apart by identity
+def _compiled(
+    init: Callable[..., Any],
+    step: Callable[..., tuple[Any, Any]],
+    draw: Callable[..., Values],
+    program: Program,
+) -> tuple[Callable[..., Any], Callable[..., tuple[Any, Any]]]:
+    """`init` of all chains, and some steps of them with the draw and the Info of each."""
+
+    def advance(keys: Array, states: Any, target: Target) -> tuple[Any, Any]:
+        def chain(key: Array, state: Any) -> tuple[Any, Any]:
+            state, info = step(key, state, target)
+            return state, (draw(state, target), info)
+
+        return jax.lax.scan(lambda states, keys: jax.vmap(chain)(keys, states), states, keys)
+
+    return jax.jit(jax.vmap(init, in_axes=(0, None))), jax.jit(advance)

@@ -31,19 +31,6 @@ Pieces = Callable[[Sites], LinearGaussianModel]
 """The pieces of a program at values of its conditions, replicas last."""
 
 
-def prior_draw(key: Array, model: LinearGaussianModel) -> Sites:
-    pose_key, precision_key, part_key = jax.random.split(key, 3)
-    noise = jax.random.normal(pose_key, model.pose_mean.shape)
-    factor = jnp.moveaxis(cholesky(jnp.moveaxis(model.pose_covariance, 0, 2)), 2, 0)
-    sites = {"pose": model.pose_mean + jnp.einsum("kpq,kq->kp", factor, noise)}
-    if model.precision_prior is not None:
-        concentration, rate = model.precision_prior
-        sites["precision"] = jax.random.gamma(precision_key, concentration) / rate
-    if model.part_prior is not None:
-        sites["part_probs"] = jax.random.dirichlet(part_key, model.part_prior)
-    return sites
-
-
 def _precision(replicas: Sites, betas: Float[Array, " rungs"]) -> Precision:
     """The noise precision of each replica; one where it is fixed, within the parts' variance."""
     value = replicas.get("precision", jnp.ones_like(betas))

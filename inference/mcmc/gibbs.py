@@ -21,22 +21,22 @@ scale of the poses, a visibility) are drawn by slice sampling with the poses int
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from numpyro.distributions import Distribution
-from numpyro.infer.mcmc import MCMCKernel
+from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import log_density
 from scipy.special import logsumexp
 
 from inference.conditions.quadrature import Lattice
-from inference.conditions.sets import Table, at_first, possible_values
+from inference.conditions.sets import possible_values
 from inference.conditions.solve import Conditions, list_conditions
-from inference.mcmc.chains import check_budget, run_chains
+from inference.mcmc.chains import Budget, Sampler, Target, run_chains
 from inference.mcmc.conditionals import (
     Sites,
     draw_discrete,
@@ -46,14 +46,13 @@ from inference.mcmc.conditionals import (
     draw_precision,
     draw_scalars,
     integrated,
-    prior_draw,
 )
-from inference.mcmc.tempering import bridge, exchange, ladder
-from inference.method import Report, method, reporter
-from inference.posterior.draws import as_chains, one_hot, owner_of, recover_match, result_of_draws
+from inference.mcmc.tempering import Swap, exchange, ladder
+from inference.method import Report, method
+from inference.posterior.draws import one_hot, owner_of
 from inference.result import Result
-from inference.variational.beginnings import beginnings
-from models.errors import ConjugacyError, InputError
+from inference.variational.beginnings import Beginnings
+from models.errors import ConjugacyError
 from models.program.batches import Reading, read_scenes
 from models.program.reading import (
     FACTORS,
@@ -67,145 +66,91 @@ from models.program.reading import (
 from models.scenes import Scene
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GibbsTarget(Target):
+    """A target of Gibbs sampling."""
+
+    factors: frozenset[str] = field(default=FACTORS, metadata={"static": True})
+    """Sites that are drawn in closed form; further ones are conditions."""
+
+    @property
+    def supports(self) -> dict[str, Constraint]:
+        """Supports of the continuous conditions."""
+        left_open = conditions(trace_sites(self.program, self.scene), self.table, self.factors)
+        return {name: prior.support for name, prior in left_open.items()}
+
+    def pieces(self, given: Sites) -> LinearGaussianModel:
+        """The pieces of the program at values of the conditions, replicas last."""
+        at = functools.partial(read, self.program, self.scene, factors=self.factors)
+        if not given:
+            return jax.tree.map(lambda x: x[..., None], at())
+        return jax.vmap(lambda own: at(given=own), out_axes=-1)(given)
+
+
 class GibbsState(NamedTuple):
     """Where a chain stands."""
 
-    i: Int[Array, ""]
-    betas: Float[Array, " rungs"]
-    """The ladder."""
-    z: Sites
-    """The draw: the replica at beta = 1, with a match of -1 in dummy rows."""
-    replicas: Sites
-    """Every replica, rungs first."""
-    log_ratio: Float[Array, "rungs-1 2"]
-    """Log density at the upper of two neighbouring betas less that at the lower, of the match of
-    the lower replica and of that of the upper one; poses integrated out."""
-    accept_prob: Float[Array, " rungs-1"]
-    """Probability of each exchange; NaN where it was not its turn."""
-    rng_key: Array
-    table: Table
-    """Joint values of the discrete conditions that are possible."""
+    sites: Sites
+    """Values of every replica, rungs first; `match` is the part of each row."""
+    turn: Int[Array, ""]
+    """Sweeps so far: even and odd pairs of neighbours take turns in exchanges."""
 
 
-class GibbsKernel(MCMCKernel):
-    """A NumPyro kernel: `MCMC(GibbsKernel(program), ...).run(key, **scene.observed)`.
+class GibbsInfo(NamedTuple):
+    """Diagnostics of a sweep."""
 
-    Args:
-        program: a NumPyro program that the closed forms hold for, as coordinate ascent wants it.
-        betas: the ladder, rising, and 1 at last.
-        factors: sites that are drawn in closed form, as `models.program.reading.read` takes them;
-            other further sites are conditions.
-    """
+    lp: Float[Array, ""]
+    """Log joint density of the replica at beta = 1."""
+    swap: Swap
 
-    sample_field = "z"
 
-    def __init__(
-        self,
-        program: Program,
-        betas: Sequence[float] | Float[np.ndarray, " rungs"] = (1.0,),
-        factors: frozenset[str] = FACTORS,
-    ) -> None:
-        self.program = program
-        self.factors = factors
-        self.betas = np.asarray(betas, float)
-        rising = len(self.betas) and (np.diff(self.betas) > 0).all() and self.betas[0] >= 0
-        if not rising or self.betas[-1] != 1:
-            raise InputError(
-                f"the betas of a ladder must rise from 0 or more to 1, got {list(betas)}; try "
-                "inference.mcmc.tempering.ladder"
-            )
+def init(begins: Beginnings, target: GibbsTarget) -> GibbsState:
+    """All replicas at the values of one chain; the first sweep draws the match."""
+    sites = begins.values | {"match": jnp.arange(len(target.scene.points))}
+    rungs = len(target.betas)
+    replicas = {name: jnp.broadcast_to(x, (rungs, *jnp.shape(x))) for name, x in sites.items()}
+    return GibbsState(replicas, jnp.zeros((), int))
 
-    @property
-    def model(self) -> Program:
-        return self.program
 
-    def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Sites | None,
-        model_args: tuple[Any, ...],
-        model_kwargs: dict[str, Any],
-    ) -> GibbsState:
-        """Chains that begin at `init_params`, values of sites, or at draws of the prior."""
-        scene = _scene(model_args, model_kwargs)
-        table = jax.tree.map(jnp.asarray, possible_values(self.program, scene))
-        if rng_key.ndim == (0 if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else 1):
-            return self._init_chain(rng_key, init_params, scene, table)
-        chains = functools.partial(self._init_chain, scene=scene, table=table)
-        return jax.vmap(chains, in_axes=(0, None if init_params is None else 0))(
-            rng_key, init_params
-        )
+def step(rng_key: Array, state: GibbsState, target: GibbsTarget) -> tuple[GibbsState, GibbsInfo]:
+    """One sweep: every site of every replica is drawn, and neighbours exchange all but poses."""
+    betas, table, supports = target.betas, target.table, target.supports
+    owner = owner_of(target.program, target.scene)
+    value_key, match_key, swap_key, scalar_key, *keys = jax.random.split(rng_key, 7)
+    sites = dict(state.sites)
 
-    def sample(
-        self, state: GibbsState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
-    ) -> GibbsState:
-        """One sweep of every chain, if the state has several."""
-        step = functools.partial(self._sweep, scene=_scene(model_args, model_kwargs))
-        return step(state) if state.i.ndim == 0 else jax.vmap(step)(state)
+    def values(names: Iterable[str]) -> Sites:
+        return {name: sites[name] for name in names}
 
-    def _init_chain(
-        self, key: Array, values: Sites | None, scene: Scene, table: Table
-    ) -> GibbsState:
-        values = values or {}
-        betas = jnp.asarray(self.betas)
-        rungs = len(betas)
-        scalars = self._scalars(scene, table)
-        key, prior_key, *keys = jax.random.split(key, 2 + len(scalars))
-        given = at_first(table)  # the first sweep draws them, given the poses
-        for own_key, (name, prior) in zip(keys, scalars.items(), strict=True):
-            given[name] = prior.sample(own_key)
-        given = {name: jnp.asarray(values.get(name, x)) for name, x in given.items()}
-        model = read(self.program, scene, given, self.factors)
-        sites = prior_draw(prior_key, model) | given | values
-        sites["match"] = jnp.arange(len(model.points))
-        replicas = {name: jnp.broadcast_to(x, (rungs, *x.shape)) for name, x in sites.items()}
-        ratio = jnp.full((rungs - 1, 2), jnp.nan, float)
-        drawn = _visible(replicas, jax.tree.map(lambda x: x[..., None], model))
-        i = jnp.zeros((), int)
-        return GibbsState(i, betas, drawn, replicas, ratio, ratio[:, 0], key, table)
+    if table:
+        scalars = values(supports)
+        sites |= draw_discrete(value_key, target.pieces, owner, sites, betas, scalars, table)
+    model = target.pieces(values((*table, *supports)))
+    sites["match"] = draw_match(match_key, model, owner, sites, betas)
+    sites, pose, swap = exchange(swap_key, model, owner, sites, betas, state.turn)
+    if supports:
+        others = values(table)
+        sites |= draw_scalars(scalar_key, target.pieces, owner, sites, betas, supports, others)
+    if table or supports:  # they were exchanged and drawn
+        model = target.pieces(values((*table, *supports)))
+    if supports:
+        _, pose = integrated(model, owner, sites, betas)
+    sites["pose"] = draw_pose(keys[0], pose)
+    if model.precision_prior is not None:
+        sites["precision"] = draw_precision(keys[1], model, owner, sites, betas)
+    if model.part_prior is not None:
+        sites["part_probs"] = draw_part_probs(keys[2], model, sites["match"])
+    state = GibbsState(sites, state.turn + 1)
+    last = draw(state, target)
+    last["match"] = one_hot(last["match"], len(last["match"]))
+    lp, _ = log_density(target.program, (), target.scene.observed, last)
+    return state, GibbsInfo(lp, swap)
 
-    def _sweep(self, state: GibbsState, scene: Scene) -> GibbsState:
-        owner = owner_of(self.program, scene)
-        betas, table = state.betas, state.table
-        supports = {name: prior.support for name, prior in self._scalars(scene, table).items()}
-        key, match_key, swap_key, *keys = jax.random.split(state.rng_key, 6)
-        replicas = dict(state.replicas)
 
-        def pieces(given: Sites) -> LinearGaussianModel:
-            """At values of the conditions, replicas last."""
-            if not given:
-                single = read(self.program, scene, None, self.factors)
-                return jax.tree.map(lambda x: x[..., None], single)
-            at = functools.partial(read, self.program, scene, factors=self.factors)
-            return jax.vmap(lambda own: at(given=own), out_axes=-1)(given)
-
-        def at_replicas() -> LinearGaussianModel:
-            return pieces({name: replicas[name] for name in (*table, *supports)})
-
-        if table:
-            value_key = jax.random.fold_in(match_key, 1)
-            scalars = {name: replicas[name] for name in supports}
-            replicas |= draw_discrete(value_key, pieces, owner, replicas, betas, scalars, table)
-        replicas["match"] = draw_match(match_key, at_replicas(), owner, replicas, betas)
-        replicas, pose, swap = exchange(swap_key, at_replicas(), owner, replicas, betas, state.i)
-        if supports:
-            scalar_key, others = jax.random.fold_in(match_key, 2), {n: replicas[n] for n in table}
-            replicas |= draw_scalars(scalar_key, pieces, owner, replicas, betas, supports, others)
-            _, pose = integrated(at_replicas(), owner, replicas, betas)
-        replicas["pose"] = draw_pose(keys[0], pose)
-        model = at_replicas()  # conditions were exchanged and drawn
-        if model.precision_prior is not None:
-            replicas["precision"] = draw_precision(keys[1], model, owner, replicas, betas)
-        if model.part_prior is not None:
-            replicas["part_probs"] = draw_part_probs(keys[2], model, replicas["match"])
-        drawn = _visible(replicas, model)
-        told = (swap.log_ratio, swap.accept_prob)
-        return GibbsState(state.i + 1, betas, drawn, replicas, *told, key, table)
-
-    def _scalars(self, scene: Scene, table: Table) -> dict[str, Distribution]:
-        """Priors of the continuous conditions."""
-        return conditions(trace_sites(self.program, scene), table, self.factors)
+def draw(state: GibbsState, target: GibbsTarget) -> Sites:
+    """The sites of the replica at beta = 1."""
+    return {name: x[-1] for name, x in state.sites.items()}
 
 
 @method
@@ -221,96 +166,38 @@ def run(
     init_strategy: Literal["vi", "prior"] = "vi",
     progress_bar: bool | Report = False,
 ) -> Result:
-    """Draws from the posterior of one scene, all chains at once.
+    """Draw from the posterior of one scene.
 
     With tempering the result has `log_evidence`, by bridging between neighbours, with its
     standard error; `details` has the betas and how often neighbours exchanged their matches.
 
     Args:
-        program: a NumPyro program that the closed forms hold for, as coordinate ascent wants it; a
+        program: a NumPyro program that the closed forms hold for, as coordinate ascent requires; a
             mixture, a Gamma `precision`, Dirichlet `part_probs`, finite discrete sites and up to
             two further continuous scalars are welcome.
         num_temperatures: replicas of each chain; 1 for no tempering.
         init_strategy: begin at restarts of coordinate ascent, or at draws of the prior.
     """
-    scene = check_budget(program, scene, num_chains, num_warmup, num_samples)
+    budget = Budget(
+        num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar
+    )
+    budget.check(scene)
     listed, factors = _checked(program, scene)
-    begin_key, chain_key, match_key = jax.random.split(rng_key, 3)
-    values = beginnings(program, scene, begin_key, num_chains, init_strategy).values
-    given = {name: values[name][0] for name in (*listed.values, *listed.continuous)}
-    betas = ladder(program, scene, num_temperatures, given, factors)
-    observed = scene.observed
-    keys = jax.random.split(chain_key, num_chains)
-    state = GibbsKernel(program, betas, factors).init(keys, num_warmup, values, (), observed)
-    advance = _compiled(program, factors)
-    collected = run_chains(
-        lambda state, length: advance(state, observed, length),
-        state,
-        num_warmup,
-        num_samples,
-        reporter(progress_bar),
-    )
-    draws = as_chains(collected.pop("z"))
-    stats = as_chains(collected)
-    log_ratio, accept_prob = stats.pop("log_ratio"), stats.pop("accept_prob")
-    others = {name: x for name, x in draws.items() if name != "match"}
-    _, match_probs = recover_match(program, scene, others, match_key)
-    details: dict[str, Any] = {"betas": betas}
-    evidence = error = None
-    if len(betas) > 1:
-        evidence, error = bridge(log_ratio)
-        # What the ladder starts from, at beta = 0, is the probability of all data but the points.
-        evidence = evidence + _log_data(program, scene, listed, factors)
-        details |= {"swap_rate": np.nanmean(accept_prob, axis=(0, 1))}
-        stats["acceptance_rate"] = np.nanmean(accept_prob, axis=-1)
-    return result_of_draws(
+
+    def betas(values: Sites) -> Float[np.ndarray, " rungs"]:
+        given = {name: values[name] for name in (*listed.values, *listed.continuous)}
+        return ladder(program, scene, num_temperatures, given, factors)
+
+    sampler = Sampler(
         "gibbs",
-        program,
-        scene,
-        draws,
-        match_probs,
-        stats,
-        num_warmup + num_samples,
-        log_evidence=evidence,
-        log_evidence_error=error,
-        details=details,
+        init,
+        step,
+        draw,
+        betas,
+        functools.partial(GibbsTarget, factors=factors),
+        lambda: _log_data(program, scene, listed, factors),
     )
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled(program: Program, factors: frozenset[str]) -> Callable[..., tuple[GibbsState, Any]]:
-    """Some steps of all chains and what they collect, compiled once for each program."""
-    kernel = GibbsKernel(program, factors=factors)
-
-    @functools.partial(jax.jit, static_argnames="length")
-    def advance(state: GibbsState, observed: dict[str, Array], length: int) -> tuple[Any, Any]:
-        def log_joint(z: Sites) -> Float[Array, ""]:
-            rows = len(z["match"])
-            whole = z | {"match": one_hot(z["match"], rows)}
-            return log_density(program, (), observed, whole)[0]
-
-        def step(state: GibbsState, _: None) -> tuple[GibbsState, Any]:
-            state = kernel.sample(state, (), observed)
-            # The replica and not the draw: a dummy row has a part there, as the prior wants it.
-            last = state.z | {"match": state.replicas["match"][:, -1]}
-            lp = jax.vmap(log_joint)(last)
-            names = ("z", "log_ratio", "accept_prob")
-            return state, {name: getattr(state, name) for name in names} | {"lp": lp}
-
-        return jax.lax.scan(step, state, length=length)
-
-    return advance
-
-
-def _scene(model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Scene:
-    """What a program is given, as JAX arrays, which NumPyro's checks require beside traced ones."""
-    return jax.tree.map(jnp.asarray, Scene(*model_args, **model_kwargs))
-
-
-def _visible(replicas: Sites, model: LinearGaussianModel) -> Sites:
-    """What is collected: the last replica."""
-    last = {name: x[-1] for name, x in replicas.items()}
-    return last | {"match": jnp.where(model.seen[..., -1].any(axis=1), last["match"], -1)}
+    return run_chains(sampler, program, scene, rng_key, budget)
 
 
 def _checked(program: Program, scene: Scene) -> tuple[Conditions, frozenset[str]]:

@@ -8,61 +8,157 @@ it. With tempering (`inference.mcmc.tempering`) it does, and gives the log evide
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import block_diag
-from jaxtyping import Array, Float
-from numpyro.infer.hmc import HMCState, hmc
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.infer.hmc import momentum_generator
+from numpyro.infer.hmc_util import (
+    HMCAdaptState,
+    IntegratorState,
+    build_tree,
+    euclidean_kinetic_energy,
+    velocity_verlet,
+    warmup_adapter,
+)
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 
-from inference.conditions.sets import (
-    Table,
-    at_first,
-    conditioned,
-    continuous,
-    possible_values,
-    potential,
-)
-from inference.mcmc.chains import check_budget, run_chains
-from inference.mcmc.tempering import bridge, exchange_states, prior_ladder
-from inference.method import Report, method, reporter
-from inference.posterior.draws import (
-    as_chains,
-    recover_discrete,
-    recover_match,
-    result_of_draws,
-    with_computed,
-)
+from inference.conditions.sets import at_first, conditioned, continuous, possible_values, potential
+from inference.mcmc.chains import Budget, Sampler, Target, Values, run_chains
+from inference.mcmc.tempering import Swap, exchange_places, prior_ladder
+from inference.method import Report, method
 from inference.posterior.poses import pose_sites
 from inference.result import Result
-from inference.variational.beginnings import Beginnings, beginnings
+from inference.variational.beginnings import Beginnings
 from models.errors import InputError
 from models.program.marginal import check_table, marginal, tempered
 from models.program.reading import Program
 from models.program.witness import check_program
 from models.scenes import Scene
 
-Observed = dict[str, Array]
-Betas = Float[Array, " rungs"]
+_Adapt = Callable[..., HMCAdaptState]
 
 
-class Replicas(NamedTuple):
-    """Where all chains stand."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NutsTarget(Target):
+    """A target of NUTS, with the settings of trajectories and of their adaptation."""
 
-    states: HMCState
-    """Of every replica, chains first, then rungs."""
-    keys: Array
-    """For the exchanges of each chain."""
+    names: tuple[str, ...] = field(default=("pose",), metadata={"static": True})
+    """The sites that poses depend on."""
+    num_warmup: int = field(default=0, metadata={"static": True})
+    """Steps that step sizes and mass matrices are adapted in."""
+    max_tree_depth: int = field(default=10, metadata={"static": True})
+    target_accept_prob: float = 0.8
+
+    @property
+    def given(self) -> Program:
+        """The program at the first value of its discrete sites, with continuous ones only."""
+        return conditioned(marginal(self.program), at_first(self.table))
+
+    def potential(self, z: Values, beta: Float[Array, ""]) -> Float[Array, ""]:
+        """Potential energy of unconstrained values, match and discrete sites summed out."""
+        model = tempered(marginal(self.program), beta)
+        return potential(model, self.scene.observed, self.table, z)
 
 
-class Sampler(NamedTuple):
-    """The compiled parts of NUTS for one program and one choice of settings."""
+class NutsState(NamedTuple):
+    """Where a chain stands."""
 
-    begin: Callable[[Array, Beginnings, Betas, Observed, Table], Replicas]
-    advance: Callable[[Replicas, Betas, Observed, Table, int], tuple[Replicas, dict[str, Any]]]
+    place: IntegratorState
+    """Unconstrained values of the sites of every replica, their potential and its gradient."""
+    adaptation: HMCAdaptState
+    """Step size and mass matrix of every rung, and the sums that they are adapted by."""
+    turn: Int[Array, ""]
+    """Steps so far: the adaptation has a schedule, and exchanges take turns."""
+
+
+class NutsInfo(NamedTuple):
+    """Diagnostics of a step: of the trajectory at beta = 1, and of the exchanges."""
+
+    lp: Float[Array, ""]
+    energy: Float[Array, ""]
+    diverging: Bool[Array, ""]
+    acceptance_rate: Float[Array, ""]
+    n_steps: Int[Array, ""]
+    tree_depth: Int[Array, ""]
+    step_size: Float[Array, ""]
+    swap: Swap | None
+    """None without tempering."""
+
+
+def init(begins: Beginnings, target: NutsTarget) -> NutsState:
+    """All replicas at the values of one chain, with the mass matrix that its poses suggest."""
+    z = unconstrain_fn(target.given, (), target.scene.observed, continuous(begins.values))
+
+    def replica(beta: Float[Array, ""]) -> tuple[IntegratorState, HMCAdaptState]:
+        energy, gradient = jax.value_and_grad(target.potential)(z, beta)
+        place = IntegratorState(z=z, potential_energy=energy, z_grad=gradient)
+        mass = _inverse_mass(z, target.names, begins.covariance, beta)
+        begin, _ = _adapter(target)
+        adaptation = begin(place, jax.random.key(0), jnp.ones(()), inverse_mass_matrix=mass)
+        return place, adaptation._replace(rng_key=None)  # only a search for step sizes needs one
+
+    return NutsState(*jax.vmap(replica)(target.betas), jnp.zeros((), int))
+
+
+def step(rng_key: Array, state: NutsState, target: NutsTarget) -> tuple[NutsState, NutsInfo]:
+    """Neighbours exchange where they stand, and every replica moves along a trajectory."""
+    betas, (place, adaptation, turn) = target.betas, state
+    swap_key, move_key = jax.random.split(rng_key)
+    swap = None
+    if len(betas) > 1:
+        place, swap = exchange_places(swap_key, target.potential, place, betas, turn)
+    _, adapt = _adapter(target)
+
+    def move(
+        key: Array, place: IntegratorState, adaptation: HMCAdaptState, beta: Float[Array, ""]
+    ) -> tuple[IntegratorState, HMCAdaptState, NutsInfo]:
+        momentum_key, tree_key = jax.random.split(key)
+        kinetic = euclidean_kinetic_energy
+        momentum = momentum_generator(place.z, adaptation.mass_matrix_sqrt, momentum_key)
+        tree = build_tree(
+            velocity_verlet(lambda z: target.potential(z, beta), kinetic)[1],
+            kinetic,
+            place._replace(r=momentum),
+            adaptation.inverse_mass_matrix,
+            adaptation.step_size,
+            tree_key,
+            max_tree_depth=target.max_tree_depth,
+        )
+        place = IntegratorState(tree.z_proposal, None, tree.z_proposal_pe, tree.z_proposal_grad)
+        rate = tree.sum_accept_probs / tree.num_proposals
+        adaptation = jax.lax.cond(
+            turn < target.num_warmup,
+            lambda: adapt(turn, rate, place, adaptation),
+            lambda: adaptation,
+        )
+        info = NutsInfo(
+            -place.potential_energy,
+            tree.z_proposal_energy,
+            tree.diverging,
+            rate,
+            tree.num_proposals,
+            jnp.ceil(jnp.log2(tree.num_proposals + 1)).astype(int),
+            adaptation.step_size,
+            None,
+        )
+        return place, adaptation, info
+
+    keys = jax.random.split(move_key, len(betas))
+    place, adaptation, info = jax.vmap(move)(keys, place, adaptation, betas)
+    info = jax.tree.map(lambda x: x[-1], info)._replace(swap=swap)
+    return NutsState(place, adaptation, turn + 1), info
+
+
+def draw(state: NutsState, target: NutsTarget) -> Values:
+    """Constrained values of the continuous sites of the replica at beta = 1."""
+    z = jax.tree.map(lambda x: x[-1], state.place.z)
+    return constrain_fn(target.given, (), target.scene.observed, z)
 
 
 @method
@@ -74,13 +170,13 @@ def run(
     num_chains: int = 4,
     num_warmup: int = 500,
     num_samples: int = 500,
+    max_tree_depth: int | None = None,
+    target_accept_prob: float = 0.8,
     num_temperatures: int = 1,
     init_strategy: Literal["vi", "prior"] = "vi",
-    target_accept_prob: float = 0.8,
-    max_tree_depth: int | None = None,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """Draws from the posterior of one scene, all chains at once.
+    """Draw from the posterior of one scene.
 
     With tempering the result has `log_evidence`, by bridging between neighbours, with its
     standard error; `details` has the betas and how often neighbours exchanged their states.
@@ -91,6 +187,11 @@ def run(
             welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit.
             Discrete sites, such as a `presence`, are summed out, at as many times the cost as they
             have possible joint values, and drawn afterwards.
+        max_tree_depth: of a trajectory; by default 10, and 6 with tempering. Between prior and
+            posterior a replica has wide and narrow places, and would spend all its time in crossing
+            the wide ones in steps that fit the narrow ones. Exchanges get it there sooner.
+        target_accept_prob: of the step size's adaptation. Closer to 1 means smaller steps and fewer
+            divergent ones.
         num_temperatures: replicas of each chain for tempering; 1 for none. Whole states are
             exchanged, which takes more of them than Gibbs sampling: 12 to 16 for two objects, more
             by the root of the number of pose dimensions and by the logarithm of the precision. If
@@ -98,148 +199,52 @@ def run(
         init_strategy: begin at restarts of coordinate ascent, with the mass matrix that they
             suggest, or at draws of the prior. At a precision of 1e4 few chains find their way from
             the prior.
-        target_accept_prob: of the step size's adaptation. Closer to 1 means smaller steps and fewer
-            divergent ones.
-        max_tree_depth: of a trajectory; by default 10, and 6 with tempering. Between prior and
-            posterior a replica has wide and narrow places, and would spend all its time in crossing
-            the wide ones in steps that fit the narrow ones. Exchanges get it there sooner.
     """
-    scene = check_budget(program, scene, num_chains, num_warmup, num_samples)
+    budget = Budget(
+        num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar
+    )
+    budget.check(scene)
+    _check(program, scene, num_temperatures, target_accept_prob)
+    depth = (10 if num_temperatures == 1 else 6) if max_tree_depth is None else max_tree_depth
+    target = functools.partial(
+        NutsTarget,
+        names=pose_sites(program, scene),
+        num_warmup=num_warmup,
+        max_tree_depth=depth,
+        target_accept_prob=target_accept_prob,
+    )
+    sampler = Sampler(
+        "nuts",
+        init,
+        step,
+        draw,
+        lambda values: prior_ladder(program, scene, num_temperatures),
+        target,
+    )
+    return run_chains(sampler, program, scene, rng_key, budget)
+
+
+def _check(
+    program: Program, scene: Scene, num_temperatures: int, target_accept_prob: float
+) -> None:
+    """Refuse programs whose match cannot be summed out, and impossible settings."""
     check_program(program, scene)
     table = possible_values(program, scene)
     check_table(program, scene, at_first(table))
     if not 0 < target_accept_prob < 1:
-        raise InputError(
-            f"the acceptance aimed at must lie between 0 and 1, got {target_accept_prob}; try 0.8"
-        )
+        raise InputError(f"target_accept_prob must lie between 0 and 1, got {target_accept_prob}")
     if num_temperatures > 1 and table:
         raise InputError(
             f"site {next(iter(table))!r}: it is discrete, and NUTS sums over it at beta = 1 only, "
             f"got {num_temperatures} temperatures; take 1, or the method gibbs"
         )
-    begin_key, chain_key, match_key = jax.random.split(rng_key, 3)
-    betas = prior_ladder(program, scene, num_temperatures)
-    depth = (10 if num_temperatures == 1 else 6) if max_tree_depth is None else max_tree_depth
-    sampler = _sampler(program, pose_sites(program, scene), num_warmup, target_accept_prob, depth)
-    begins = beginnings(program, scene, begin_key, num_chains, init_strategy)
-    observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
-    keys = jax.random.split(chain_key, num_chains)
-    replicas = sampler.begin(keys, begins, jnp.asarray(betas), observed, table)
-    collected = run_chains(
-        lambda replicas, length: sampler.advance(
-            replicas, jnp.asarray(betas), observed, table, length
-        ),
-        replicas,
-        num_warmup,
-        num_samples,
-        reporter(progress_bar),
+
+
+def _adapter(target: NutsTarget) -> tuple[_Adapt, _Adapt]:
+    """Stan's adaptation of a step size and a dense mass matrix: its beginning and its update."""
+    return warmup_adapter(
+        target.num_warmup, dense_mass=True, target_accept_prob=target.target_accept_prob
     )
-    draws = as_chains(collected.pop("values"))
-    stats = as_chains(collected)
-    stats["tree_depth"] = np.ceil(np.log2(stats["n_steps"] + 1)).astype(int)
-    details: dict[str, Any] = {"betas": betas}
-    evidence = error = None
-    if len(betas) > 1:
-        evidence, error = bridge(stats.pop("log_ratio"))
-        swap_rate = np.nanmean(stats.pop("swap_prob"), axis=(0, 1))
-        details |= {"swap_rate": swap_rate}
-    draws |= recover_discrete(program, scene, draws, match_key)
-    draws["match"], match_probs = recover_match(program, scene, draws, match_key)
-    draws = with_computed(program, scene, draws)
-    return result_of_draws(
-        "nuts",
-        program,
-        scene,
-        draws,
-        match_probs,
-        stats,
-        num_warmup + num_samples,
-        log_evidence=evidence,
-        log_evidence_error=error,
-        details=details,
-    )
-
-
-@functools.lru_cache(maxsize=32)
-def _sampler(
-    program: Program,
-    names: tuple[str, ...],
-    num_warmup: int,
-    target_accept_prob: float,
-    max_tree_depth: int,
-) -> Sampler:
-    """Compiled once for each program and shape of its scenes."""
-
-    def potential_of(
-        beta: Float[Array, ""], table: Table, **observed: Array
-    ) -> Callable[[dict[str, Array]], Float[Array, ""]]:
-        return lambda z: potential(tempered(marginal(program), beta), observed, table, z)
-
-    init_kernel, sample_kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
-
-    @jax.jit
-    def begin(
-        keys: Array, begins: Beginnings, betas: Betas, observed: Observed, table: Table
-    ) -> Replicas:
-        given = conditioned(marginal(program), at_first(table))
-
-        def replica(key: Array, beta: Float[Array, ""], begins: Beginnings) -> HMCState:
-            z = unconstrain_fn(given, (), observed, continuous(begins.values))
-            return init_kernel(
-                z,
-                num_warmup,
-                inverse_mass_matrix=_inverse_mass(z, names, begins.covariance, beta),
-                dense_mass=True,
-                target_accept_prob=target_accept_prob,
-                max_tree_depth=max_tree_depth,
-                model_args=(beta, table),
-                model_kwargs=observed,
-                rng_key=key,
-            )
-
-        def chain(key: Array, begins: Beginnings) -> Replicas:
-            key, *keys = jax.random.split(key, 1 + len(betas))
-            return Replicas(
-                jax.vmap(replica, in_axes=(0, 0, None))(jnp.stack(keys), betas, begins), key
-            )
-
-        return jax.vmap(chain)(keys, begins)
-
-    @functools.partial(jax.jit, static_argnames="length")
-    def advance(
-        replicas: Replicas, betas: Betas, observed: Observed, table: Table, length: int
-    ) -> tuple[Replicas, dict[str, Any]]:
-        given = conditioned(marginal(program), at_first(table))
-
-        def chain(replicas: Replicas) -> tuple[Replicas, dict[str, Any]]:
-            states, key = replicas
-            states = jax.vmap(lambda state, beta: sample_kernel(state, (beta, table), observed))(
-                states, betas
-            )
-            last = jax.tree.map(lambda x: x[-1], states)
-            told = {
-                "values": constrain_fn(given, (), observed, last.z),
-                "lp": -last.potential_energy,
-                "energy": last.energy,
-                "diverging": last.diverging,
-                "acceptance_rate": last.accept_prob,
-                "n_steps": last.num_steps,
-                "step_size": last.adapt_state.step_size,
-            }
-            if len(betas) > 1:
-                key, swap_key = jax.random.split(key)
-                states, swap = exchange_states(
-                    swap_key,
-                    lambda z, beta: potential_of(beta, table, **observed)(z),
-                    states,
-                    betas,
-                )
-                told |= {"log_ratio": swap.log_ratio, "swap_prob": swap.accept_prob}
-            return Replicas(states, key), told
-
-        return jax.lax.scan(lambda state, _: jax.vmap(chain)(state), replicas, length=length)
-
-    return Sampler(begin, advance)
 
 
 def _inverse_mass(

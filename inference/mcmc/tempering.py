@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from numpyro.infer.hmc import HMCState
+from numpyro.infer.hmc_util import IntegratorState
 from numpyro.infer.util import log_density
 from scipy.optimize import brentq
 from scipy.special import expit
@@ -46,7 +46,7 @@ def ladder(
         given: likely values of the program's conditions.
         factors: as `models.program.reading.read` takes it.
     """
-    if _is_single(rungs):
+    if rungs == 1:
         return np.ones(1)
     model = read(program, scene, given, factors)
     F, owner = model.parts.F, pose_of_part(model.parts.owner, model.num_objects)
@@ -65,7 +65,7 @@ def prior_ladder(program: Program, scene: Scene, rungs: int) -> Float[np.ndarray
     That is the largest beta at which draws of the prior still stand for the replica: weighted by
     its likelihood, half of them are effective.
     """
-    if _is_single(rungs):
+    if rungs == 1:
         return np.ones(1)
     draws = marginal_prior_draws(program, scene, jax.random.key(0), _PRIOR_DRAWS)
     observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
@@ -95,12 +95,12 @@ def _log_weights(program: Program) -> Callable[..., Float[Array, "betas draws"]]
     return log_weights
 
 
-def _is_single(rungs: int) -> bool:
+def check_rungs(rungs: int) -> None:
+    """Refuse a ladder that has no rung between prior and posterior."""
     if rungs < 1 or rungs == 2:
         raise InputError(
-            f"a ladder wants at least 3 rungs, got {rungs}; try 16, or 1 for no tempering"
+            f"num_temperatures must be at least 3, or 1 for no tempering, got {rungs}; try 16"
         )
-    return rungs == 1
 
 
 class Swap(NamedTuple):
@@ -172,24 +172,25 @@ def exchange(
     return moved, jax.tree.map(lambda x: x[..., swap.chosen], pose), swap
 
 
-def exchange_states(
+def exchange_places(
     key: Array,
     potential: Callable[[dict[str, Array], Float[Array, ""]], Float[Array, ""]],
-    state: HMCState,
+    place: IntegratorState,
     betas: Float[Array, " rungs"],
-) -> tuple[HMCState, Swap]:
-    """Neighbours exchange where they stand; step sizes and mass matrices stay on their rung.
+    turn: Int[Array, ""],
+) -> tuple[IntegratorState, Swap]:
+    """Neighbours exchange where they stand.
 
     Args:
         potential: of a position and a beta.
-        state: of all replicas of a chain, rungs first.
+        place: of all replicas of a chain, rungs first.
     """
     which, where = trials(len(betas))
-    every = jax.tree.map(lambda x: x[which], state.z)
+    every = jax.tree.map(lambda x: x[which], place.z)
     energy, gradient = jax.vmap(jax.value_and_grad(potential))(every, betas[where])
-    swap = propose(key, -energy, state.i[0])
+    swap = propose(key, -energy, turn)
     z, z_grad, energy = jax.tree.map(lambda x: x[swap.chosen], (every, gradient, energy))
-    return state._replace(z=z, z_grad=z_grad, potential_energy=energy), swap
+    return IntegratorState(z=z, z_grad=z_grad, potential_energy=energy), swap
 
 
 def bridge(

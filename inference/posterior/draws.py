@@ -191,10 +191,5 @@ def owner_of(program: Program, scene: Scene) -> Int[np.ndarray, " N"]:
     return np.asarray(sites["points"]["fn"].matched.parts.owner)
 
 
-def as_chains(collected: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays (draws, chains, ...) as (chains, draws, ...), as `Result` and ArviZ have them."""
-    return {name: np.swapaxes(np.asarray(x), 0, 1) for name, x in collected.items()}
-
-
 def one_hot(match: Int[Array, "*batch N"], num_parts: int) -> Float[Array, "*batch N N"]:
     return jax.nn.one_hot(match, num_parts, dtype=jnp.result_type(float))

@@ -31,6 +31,7 @@ from numpyro.infer.util import log_density, unconstrain_fn
 
 from inference import cavi, exact, gibbs, nuts, ransac, svi
 from inference.conditions.sets import at_first, conditioned, possible_values, potential
+from inference.mcmc import chains
 from inference.variational import families
 from inference.variational.beginnings import beginnings
 from models.errors import InputError
@@ -83,8 +84,7 @@ def stopped_after_the_checks() -> Iterator[None]:
         raise Entered(*arguments)
 
     with (
-        mock.patch.object(nuts, "beginnings", stop),
-        mock.patch.object(gibbs, "beginnings", stop),
+        mock.patch.object(chains, "beginnings", stop),
         mock.patch.object(families, "beginnings", stop),
         mock.patch.object(svi, "climb", stop),
     ):

@@ -3,21 +3,18 @@
 import functools
 import itertools
 
-import arviz as az
 import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.diagnostics import split_gelman_rubin
-from numpyro.infer import MCMC
 
 from inference import gibbs
 from inference.mcmc import tempering
-from inference.mcmc.gibbs import GibbsKernel
 from inference.posterior.draws import frequent_partition
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import MixtureMatch, PermutationMatch
+from models.distributions.match import PermutationMatch
 from models.errors import ConjugacyError, InputError
 from models.scenes import Scene
 from models.templates import Parts
@@ -201,86 +198,18 @@ def test_an_unknown_precision_agrees_with_numerical_integration():
     assert abs(result.log_evidence - log_evidence) < 5 * error + 1e-3
 
 
-def test_unknown_part_probabilities_are_the_counts_in_a_scene_of_one_part_each():
-    """With a lone object of one part for each point the match is the counts and nothing else."""
-    parts = Parts(
-        np.zeros((3, 1, 1)),
-        np.array([[0.0], [10.0], [20.0]]),
-        np.full((3, 1), 1e-2),
-        np.zeros(3, int),
-        np.zeros(3, int),
-        np.ones((3, 1), bool),
-    )
-    concentration = np.array([1.0, 2.0, 3.0])
-
-    def program(points=None, present=None):
-        part_probs = numpyro.sample("part_probs", dist.Dirichlet(concentration))
-        logits = np.zeros((3, 1)) + jax.numpy.log(part_probs)
-        with numpyro.plate("object", 1):
-            pose = numpyro.sample("pose", dist.MultivariateNormal(np.zeros(1), np.eye(1)))
-        match = numpyro.sample("match", MixtureMatch(logits))
-        likelihood = MatchedParts(match, pose, parts, present=present)
-        return numpyro.sample("points", likelihood, obs=points)
-
-    scene = Scene(np.array([[0.0], [10.0], [0.0]]), np.array([True, True, False]))
-    result = gibbs.run(program, scene, jax.random.key(0), num_temperatures=1, **BUDGET)
-    counts = concentration + np.array([1, 1, 0])
-    assert_means(result.draws["part_probs"], counts / counts.sum())
-
-
-# --- as a NumPyro kernel ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("num_chains", "rungs"), [(1, 1), (2, 3)])
-def test_mcmc_print_summary_and_arviz_take_the_kernel(num_chains, rungs, capsys):
-    scene = STACKED.scenes.take(0)
-    betas = tempering.ladder(STACKED.program, scene, rungs) if rungs > 1 else (1.0,)
-    mcmc = MCMC(
-        GibbsKernel(STACKED.program, betas),
-        num_warmup=100,
-        num_samples=600,
-        num_chains=num_chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    exact = posterior(PROBLEMS[0])
-    begin = np.broadcast_to(exact.pose_mean, (num_chains, 2, 4))  # in the right mode
-    init_params = {"pose": begin[0] if num_chains == 1 else begin}
-    mcmc.run(jax.random.key(0), init_params=init_params, **scene.observed)
-    assert_posterior(
-        {name: np.asarray(x) for name, x in mcmc.get_samples(group_by_chain=True).items()},
-        exact,
-        scene.present,
-    )
-    with np.errstate(invalid="ignore"):  # the match hardly moves, so its R-hat is 0/0
-        mcmc.print_summary()
-    assert "pose[0,0]" in capsys.readouterr().out
-    data = az.from_numpyro(mcmc)
-    assert data.posterior["pose"].shape == (num_chains, 600, 2, 4)
-    summary = az.summary(data, var_names="pose", round_to="none")
-    np.testing.assert_allclose(
-        summary["mean"], exact.pose_mean.ravel(), atol=6 * float(summary["mcse_mean"].max())
-    )
-
-
 # --- what is refused ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("betas", [(), (0.0, 0.5), (1.0, 1.0), (-0.1, 1.0), (0.5, 0.2, 1.0)])
-def test_a_ladder_that_does_not_rise_to_one_is_refused(betas):
-    with pytest.raises(InputError, match="must rise from 0 or more to 1"):
-        GibbsKernel(STACKED.program, betas)
-
-
 def test_a_ladder_of_two_rungs_is_refused():
-    with pytest.raises(InputError, match="at least 3 rungs, got 2"):
+    with pytest.raises(InputError, match="at least 3, or 1 for no tempering, got 2"):
         gibbs.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_temperatures=2)
 
 
 def test_a_batch_and_an_empty_budget_are_refused():
     with pytest.raises(InputError, match=r"one scene, got a batch; use scene.take\(i\)"):
         gibbs.run(STACKED.program, STACKED.scenes, jax.random.key(0))
-    with pytest.raises(InputError, match="at least one chain"):
+    with pytest.raises(InputError, match="num_chains must be at least 1"):
         gibbs.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_chains=0)
     with pytest.raises(InputError, match="there is no start 'truth'"):
         gibbs.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), init_strategy="truth")

@@ -101,7 +101,7 @@ def test_the_same_key_gives_the_same_draws_and_progress_is_told():
 def test_what_is_refused():
     with pytest.raises(InputError, match=r"one scene, got a batch; use scene.take\(i\)"):
         nuts.run(STACKED.program, STACKED.scenes, jax.random.key(0))
-    with pytest.raises(InputError, match=r"between 0 and 1, got 1\.5; try 0\.8"):
+    with pytest.raises(InputError, match=r"between 0 and 1, got 1\.5"):
         nuts.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), target_accept_prob=1.5)
-    with pytest.raises(InputError, match="at least 4 draws"):
+    with pytest.raises(InputError, match="num_samples at least 4"):
         nuts.run(STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_samples=0)

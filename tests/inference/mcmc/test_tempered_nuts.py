@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer.hmc_util import IntegratorState
 from numpyro.infer.util import log_density
 from scipy.stats import gamma
 
@@ -66,7 +67,7 @@ SMALL = several_modes(Design((0, 0, 1), 2, 2, translation), 3, precision=50.0, c
 
 def test_a_small_scene_agrees_with_brute_force():
     stacked, exact = stack_problems(SMALL), posterior(SMALL[0])
-    budget = {"num_warmup": 300, "num_samples": 3000, "num_temperatures": 6}
+    budget = {"num_warmup": 300, "num_samples": 1500, "num_temperatures": 6}
     result = nuts.run(
         stacked.program, stacked.scenes.take(0), jax.random.key(0), init_strategy="prior", **budget
     )
@@ -239,6 +240,23 @@ def test_exchanges_leave_the_distribution_of_every_rung_as_it_is(turn):
     )
 
 
+def test_places_are_exchanged_with_the_energies_and_gradients_of_their_new_betas():
+    betas, z = jnp.array([0.0, 0.5, 1.0]), jnp.array([0.5, 1.0, 2.0])
+
+    def potential(z, beta):
+        return (1 + beta) * z["x"] ** 2
+
+    place = IntegratorState(z={"x": z}, z_grad={"x": z}, potential_energy=z)
+    key = jax.random.key(0)
+    for turn, order in ((0, [1, 0, 2]), (1, [0, 2, 1])):
+        after, swap = tempering.exchange_places(key, potential, place, betas, jnp.array(turn))
+        assert swap.accept_prob[turn] == 1
+        x = after.z["x"]
+        np.testing.assert_array_equal(x, z[jnp.array(order)])
+        np.testing.assert_allclose(after.potential_energy, (1 + betas) * x**2)
+        np.testing.assert_allclose(after.z_grad["x"], 2 * (1 + betas) * x)
+
+
 def test_the_ladder_begins_where_half_of_the_draws_of_the_prior_are_effective():
     """A unit Normal pose seen at 0 with precision t: (1 + 2 b t)^1/2 / (1 + b t) are effective."""
     precision = 1e3
@@ -268,7 +286,7 @@ def test_the_ladder_begins_where_half_of_the_draws_of_the_prior_are_effective():
 
 def test_a_ladder_of_two_rungs_is_refused():
     for rungs in (0, 2):
-        with pytest.raises(InputError, match=f"at least 3 rungs, got {rungs}; try 16, or 1"):
+        with pytest.raises(InputError, match=f"at least 3, or 1 for no tempering, got {rungs}"):
             nuts.run(
                 STACKED.program, STACKED.scenes.take(0), jax.random.key(0), num_temperatures=rungs
             )
