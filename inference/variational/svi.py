@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from inference.conditions.sets import discrete_sites
 from inference.method import Report, method, reporter
@@ -56,6 +56,8 @@ FLOW_OPTIMIZER = optax.chain(
 After 1000 steps they are halved every 150. Halved every 500 they are still so long after 3000 that
 the ELBO goes up and down by 0.01 nats or more between two looks, and no run ever settles."""
 
+Guide = Literal["mean_field", "AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal"]
+
 LOOK = 100
 """Steps between two looks at the ELBO."""
 
@@ -68,15 +70,28 @@ class Fit(NamedTuple):
     keys: Array
 
 
+class Best(NamedTuple):
+    """The best run of each scene, scenes first."""
+
+    params: Params
+    frame: Frame
+    fields: dict[str, Any]
+    """Fields of a `Result`."""
+
+    def draws(self, family: Family, key: Array, num_samples: int) -> dict[str, np.ndarray]:
+        """Draws of q for the first scene, as one chain."""
+        params, frame = jax.tree.map(lambda x: x[0], (self.params, self.frame))
+        drawn = family.draw(key, params, frame, num_samples)
+        return {name: np.asarray(x)[None] for name, x in drawn.items()}
+
+
 @method
 def run(
     program: Program,
     scene: Scene,
     rng_key: Array,
     *,
-    guide: Literal[
-        "mean_field", "AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal"
-    ] = "mean_field",
+    guide: Guide = "mean_field",
     num_restarts: int = 8,
     init_strategy: Literal["poses", "uniform", "vi", "prior"] | None = None,
     optimizer: optax.GradientTransformation | None = None,
@@ -96,7 +111,7 @@ def run(
 
     Args:
         program: for "mean_field" a program that the closed forms hold for, as coordinate ascent
-            wants it; for an automatic guide any NumPyro program that nuts takes.
+            requires it; for an automatic guide any NumPyro program that nuts takes.
         num_restarts: runs for each scene, of which the one with the highest ELBO is kept.
         init_strategy: for "mean_field" what `cavi.run` takes, "poses" or "uniform", with the same
             random starts for the same key; for an automatic guide "vi", poses from restarts of
@@ -109,16 +124,11 @@ def run(
     """
     scenes = scene.batch()
     check_program(program, scenes.take(0))
-    if num_restarts < 1 or num_particles < 1 or num_steps < LOOK:
-        raise InputError(
-            f"wanted at least one restart, one particle and {LOOK} steps, got {num_restarts}, "
-            f"{num_particles} and {num_steps}; try 8, 8 and 3000"
-        )
+    _check_budget(num_restarts, num_particles, num_steps)
     family = _family(program, scene, guide, init_strategy, num_particles)
     attempt, scene_of = np.divmod(np.arange(len(scenes.points) * num_restarts), len(scenes.points))
-    runs = np.c_[scene_of, attempt]
-    params, frame = family.begin(scenes, rng_key, runs)
-    fit, elbo, looks = climb(
+    params, frame = family.begin(scenes, rng_key, np.c_[scene_of, attempt])
+    fit, elbo, losses = climb(
         family,
         params,
         frame,
@@ -131,41 +141,34 @@ def run(
     )
     elbo = elbo + family.constant(scenes)[scene_of]
     order = np.lexsort((attempt, -np.nan_to_num(elbo[-1], nan=-np.inf), scene_of))
-    best = order[::num_restarts]
-    settled = _settled(elbo, tolerance)[best]
-    steps = np.full(len(best), LOOK * len(looks))
-    trace = {"elbo": elbo[1:, best].T, "loss": looks[:, best].T} if history else None
-    chosen, frame = jax.tree.map(lambda x: x[best], (fit.params, frame))
-    common = {"elbo": elbo[-1, best], "history": trace}
-    if guide == "mean_field":
-        result = _mean_field_result(program, family, scenes, chosen, frame, settled, steps, common)
+    fields = _fields(elbo, losses, tolerance, history)
+    best = jax.tree.map(lambda x: x[order[::num_restarts]], (fit.params, frame, fields))
+    result_of = _mean_field_result if guide == "mean_field" else _automatic_result
     draw_key = jax.random.fold_in(rng_key, 2)
-    if not scene.is_batch:
-        chosen, frame = jax.tree.map(lambda x: x[0], (chosen, frame))
-        draws = {
-            name: np.asarray(x)[None]
-            for name, x in family.draw(draw_key, chosen, frame, num_samples).items()
-        }
-        one = scenes.take(0)
-        if guide == "mean_field":
-            draws["match"] = np.where(one.present, draws["match"], -1)
-            result = replace(result.take(0), draws=draws)
-        else:
-            draws["match"], match_probs = recover_match(program, one, draws, draw_key)
-            draws = with_computed(program, one, draws)
-            result = result_of_draws(
-                "svi",
-                program,
-                one,
-                draws,
-                match_probs,
-                {},
-                int(steps[0]),
-                converged=settled[0],
-                elbo=elbo[-1, best[0]],
-                history=None if trace is None else {name: x[0] for name, x in trace.items()},
-            )
-    return result
+    return result_of(program, family, scene, Best(*best), draw_key, num_samples)
+
+
+def _fields(
+    elbo: Float[np.ndarray, "looks+1 runs"],
+    losses: Float[np.ndarray, "looks runs"],
+    tolerance: float,
+    history: bool,
+) -> dict[str, Any]:
+    """Fields of a `Result`, runs first."""
+    return {
+        "elbo": elbo[-1],
+        "converged": _settled(elbo, tolerance),
+        "steps": np.full(elbo.shape[1], LOOK * len(losses)),
+        "history": {"elbo": elbo[1:].T, "loss": losses.T} if history else None,
+    }
+
+
+def _check_budget(num_restarts: int, num_particles: int, num_steps: int) -> None:
+    if num_restarts < 1 or num_particles < 1 or num_steps < LOOK:
+        raise InputError(
+            f"num_restarts and num_particles must be at least 1 and num_steps at least {LOOK}, got "
+            f"{num_restarts}, {num_particles} and {num_steps}"
+        )
 
 
 def climb(
@@ -265,21 +268,15 @@ def _family(
 
 
 def _mean_field_result(
-    program: Program,
-    family: Family,
-    scenes: Scene,
-    params: Params,
-    frame: Frame,
-    converged: np.ndarray,
-    steps: Int[np.ndarray, " scenes"],
-    common: dict[str, Any],
+    program: Program, family: Family, scene: Scene, best: Best, key: Array, num_samples: int
 ) -> Result:
-    """The parameters of q are the result."""
-    q = _constrained(family)(params, frame)
+    """The parameters of q are the result; draws of it for a single scene only."""
+    scenes = scene.batch()
+    q = _constrained(family)(best.params, best.frame)
     factor = np.asarray(q["pose_scale_tril"])
     match_probs = np.asarray(match_probs_of(q))
     owner = owner_of(program, scenes.take(0))
-    return Result(
+    result = Result(
         method="svi",
         scene=scenes,
         match_probs=match_probs,
@@ -287,7 +284,22 @@ def _mean_field_result(
         pose_covariance=factor @ factor.swapaxes(-1, -2),
         labels=partition(match_probs, owner, scenes.present),
         owner=owner,
-        converged=converged,
-        steps=steps,
-        **common,
+        **best.fields,
     )
+    if scene.is_batch:
+        return result
+    draws = best.draws(family, key, num_samples)
+    draws["match"] = np.where(scene.present, draws["match"], -1)
+    return replace(result.take(0), draws=draws)
+
+
+def _automatic_result(
+    program: Program, family: Family, scene: Scene, best: Best, key: Array, num_samples: int
+) -> Result:
+    """Of draws of q for one scene, with a match for each."""
+    draws = best.draws(family, key, num_samples)
+    draws["match"], match_probs = recover_match(program, scene, draws, key)
+    draws = with_computed(program, scene, draws)
+    fields = jax.tree.map(lambda x: x[0], best.fields)
+    steps = int(fields.pop("steps"))
+    return result_of_draws("svi", program, scene, draws, match_probs, {}, steps, **fields)
