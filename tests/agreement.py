@@ -4,12 +4,29 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size
 
 
-def standard_error(draws: np.ndarray) -> np.ndarray:
-    """Of the mean of draws (chains, draws, ...); zero where they are all the same."""
+def effective_size(draws: np.ndarray) -> np.ndarray:
+    """How many independent draws (chains, draws, ...) are worth; one where all are the same."""
     with np.errstate(divide="ignore", invalid="ignore"):
         size = np.asarray(effective_sample_size(draws))
     size = np.where(np.isfinite(size) & (size > 0), size, 1.0)
-    return draws.std(axis=(0, 1)) / np.sqrt(np.minimum(size, draws[..., 0].size))
+    return np.minimum(size, draws[..., 0].size)
+
+
+def standard_error(draws: np.ndarray) -> np.ndarray:
+    """Of the mean of draws (chains, draws, ...); zero where they are all the same."""
+    return draws.std(axis=(0, 1)) / np.sqrt(effective_size(draws))
+
+
+def assert_shares(events: np.ndarray, exact: np.ndarray) -> None:
+    """Each event turns up, and its share is within five standard errors of its probability.
+
+    The spread is that of the probability and not that of the draws: a rare event that turned up too
+    seldom has draws of too little spread, and a sampler that is right would fail.
+    """
+    assert events.any(axis=(0, 1)).all()
+    error = np.sqrt(exact * (1 - exact) / effective_size(events.astype(float)))
+    score = (events.mean(axis=(0, 1)) - exact) / error
+    assert (np.abs(score) < 5).all(), score
 
 
 def assert_means(draws: np.ndarray, exact: np.ndarray, floor: float = 0.0) -> None:

@@ -20,7 +20,7 @@ from models.constellation import presence_constellation, sized_constellation
 from models.program.reading import read
 from models.scenes import make_scene
 from models.templates import shapes, stack
-from tests.agreement import assert_means
+from tests.agreement import assert_means, assert_shares
 
 pytestmark = pytest.mark.slow  # compiles samplers
 
@@ -36,10 +36,17 @@ RUNS = {
         soft,
         functools.partial(gibbs.run, num_temperatures=6, num_warmup=100, num_samples=1000),
     ),
+    # Chains stay in a set for up to a hundred sweeps and some sets have a probability of 0.002:
+    # in fewer chains it is a matter of luck whether these are visited.
     "gibbs, sized": (
         sized,
         functools.partial(
-            gibbs.run, num_temperatures=6, num_warmup=100, num_samples=1000, init_strategy="prior"
+            gibbs.run,
+            num_chains=24,
+            num_temperatures=6,
+            num_warmup=100,
+            num_samples=1000,
+            init_strategy="prior",
         ),
     ),
     "nuts, presence": (soft, functools.partial(nuts.run, num_warmup=200, num_samples=800)),
@@ -84,10 +91,10 @@ def test_the_scene_leaves_open_what_is_there(case):
 
 def test_presence(case):
     result, exact = case
-    assert_means((result.draws["presence"] > 0).astype(float), exact.whole.details["presence"])
-    of_set = (result.draws["presence"][..., None, :] == exact.sets).all(axis=-1)
-    assert_means(of_set.astype(float), exact.weight)
     flags = result.draws["presence"] > 0
+    assert_shares(flags, exact.whole.details["presence"])
+    of_set = (result.draws["presence"][..., None, :] == exact.sets).all(axis=-1)
+    assert_shares(of_set, exact.weight)
     np.testing.assert_allclose(result.details["presence"], flags.mean(axis=(0, 1)))
     assert result.details["presence_sets"][0][1] == of_set.mean(axis=(0, 1)).max()
 

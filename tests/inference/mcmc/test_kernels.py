@@ -28,6 +28,7 @@ from inference.mcmc.gibbs import GibbsState, GibbsTarget
 from inference.mcmc.nuts import NutsState, NutsTarget
 from inference.mcmc.slices import slice_draw
 from inference.variational.beginnings import Beginnings
+from models.constellation import sized_constellation
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch, point_count, presence_logits
 from models.scenes import Scene, make_scene
@@ -102,6 +103,17 @@ def mixture(points=None, present=None):
     match_prior = MixtureMatch(jnp.broadcast_to(jnp.log(part_probs), (N, N)))
     present = SCENE.present if present is None else present
     return observed(match_prior, poses(MEANS), points, present, precision)
+
+
+sized = functools.partial(
+    sized_constellation,
+    parts=PARTS,
+    presence_prob=0.4,
+    visibility=0.5,
+    sizes=(0.5, 0.8),
+    noise=1.0,
+)
+"""Objects of some kind, which their poses and their noise depend on, and a Gamma precision."""
 
 
 # --- exact draws, (chains, rungs, ...) by site, and the points of each chain ----------------------
@@ -328,6 +340,7 @@ KERNELS = {
     "gibbs": (gibbs_step, mixture, (1.0,), of_own_scenes),
     "gibbs, tempered": (gibbs_step, plain, BETAS, of_one_scene),
     "gibbs, discrete": (gibbs_step, discrete, BETAS, of_one_scene),
+    "gibbs, sized": (gibbs_step, sized, (1.0,), of_own_scenes),
     "gibbs, scalars": (gibbs_step, scalars, (1.0,), of_own_scenes),
     "nuts": (nuts_step, mixture, (1.0,), of_own_scenes),
     "nuts, tempered": (nuts_step, plain, BETAS, with_beta_outside_of_the_sum),
