@@ -38,10 +38,10 @@ MAX_INTEGRATED = 2
 _RUNS = 1 << 15  # problems that are solved together
 _PRIOR_DRAWS = 255
 
-Solve = Callable[[Problem], Result]
-"""A method with its settings; its result has a value for each scene of a problem."""
+Solve = Callable[..., Result]
+"""A method with its settings, of a problem; its result has a value for each scene."""
 
-Search = Callable[..., Result]
+Search = Callable[..., Result | None]
 """What solves scenes whose discrete conditions have too many values to list."""
 
 
@@ -106,14 +106,17 @@ def solve(
         factors: sites that the method has a factor for.
         or_bound: whether the method takes a bound for a normaliser that is out of reach.
         tolerance: of the log of an integral over continuous conditions.
-        search: solves scenes whose discrete conditions have more than `max_values` joint values.
+        search: solves scenes whose discrete conditions have more than `max_values` joint values at
+            some of them, or returns None if it knows no way to choose.
     """
     found, factors = _first_reading(program, scenes, factors, or_bound)
     if isinstance(found, Problem):
         refuse_impossible(found.scenes, ~np.isneginf(found.log_constant))
         return method(found)
     if search is not None and _count(found) > max_values:
-        return search(program, scenes, method, found)
+        result = search(program, scenes, method, found)
+        if result is not None:
+            return result
     conditions = list_conditions(found)
     read = _Reader(program, factors, or_bound)
     at_a_time = max(1, _RUNS // (conditions.num_values * 64 ** len(conditions.continuous)))

@@ -76,6 +76,27 @@ def uniform(
     return Start(_where_allowed(model, jnp.log(entries)), jnp.asarray(beta_start, float))
 
 
+def parses(
+    key: Array,
+    model: LinearGaussianModel,
+    match: Int[Array, " N"],
+    beta_max: float,
+) -> Start:
+    """A parse: each part with its point, and what is left over at random.
+
+    Args:
+        match: the point of each part, -1 for none.
+    """
+    points = jnp.arange(len(model.points))
+    pairs = points[:, None] == match
+    taken = pairs.any(axis=1)[:, None] | pairs.any(axis=0)
+    # Identical objects that begin alike would stay alike.
+    rest = jnp.log(jax.random.uniform(key, pairs.shape, minval=1e-6))
+    rest = jnp.where(model.seen.any(axis=1)[:, None], rest, 0.0)
+    weights = jnp.where(pairs, _FLOOR, jnp.where(taken, 0.0, _FLOOR + rest))
+    return Start(_where_allowed(model, weights), jnp.asarray(beta_max, float))
+
+
 def poses(
     key: Array,
     model: LinearGaussianModel,

@@ -16,9 +16,12 @@ from inference.conditions import solve as conditions
 from inference.conditions.problem import Problem
 from inference.conditions.search import search
 from inference.method import Report, method, reporter
+from inference.proposals.parses import Parses
+from inference.proposals.propose import propose
+from inference.proposals.states import solve_likely_states
 from inference.result import Result, partition
 from inference.variational.ascent import Schedule
-from inference.variational.pool import Ended, Engine, best_of_restarts, run_keys
+from inference.variational.pool import Ended, Engine, best_of_restarts, matches_of, run_keys
 from inference.variational.pool import engine as make_engine
 from inference.variational.restarts import Restarts
 from models.distributions.match import MixtureMatch
@@ -52,7 +55,7 @@ def run(
     *,
     num_restarts: int = 16,
     confirmations: int | None = 3,
-    init_strategy: Literal["poses", "uniform"] = "poses",
+    init_strategy: Literal["poses", "parses", "uniform"] = "poses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax"] = "auto",
     schedule: Schedule = _DEFAULT,
     fewest_points: float = 2.0,
@@ -67,9 +70,11 @@ def run(
             `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
         rng_key: a scene's result depends on it and on the scene's place in the batch.
         num_restarts: runs for each scene, at most.
-        confirmations: a scene is done as soon as so many runs have reached its best ELBO; None to
-            make all of its runs.
-        init_strategy: "poses" that tuples of points suggest, or the paper's "uniform" random R.
+        confirmations: with random starts, a scene is done as soon as so many runs have reached its
+            best ELBO; None to make all of its runs.
+        init_strategy: random "poses" that tuples of points suggest; the best "parses" of the scene,
+            each a run while it could still win, for scenes with parts missing; or the paper's
+            "uniform" random R.
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
         fewest_points: a run ends in a sparse solution if an object surely has a point but not so
@@ -85,18 +90,21 @@ def run(
         raise InputError(
             f"confirmations must be at least 1, or None for no limit, got {confirmations}"
         )
-    report = reporter(progress_bar)
+    report, by_parses = reporter(progress_bar), init_strategy == "parses"
     number = Restarts(num_restarts, confirmations, fewest_points)
 
-    def solve(problem: Problem) -> Result:
+    def solve(problem: Problem, parses: Parses | None = None) -> Result:
         name = _projection(problem, projection)
         engine = make_engine(problem.skeleton, name, init_strategy, schedule, devices)
-        best = best_of_restarts(engine, problem, rng_key, number, report)
+        if by_parses and parses is None:
+            no_states = np.zeros((1, problem.skeleton.num_objects))
+            parses = propose([problem.reading], no_states, whole=True)
+        best = best_of_restarts(engine, problem, rng_key, number, report, parses)
         constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
         result = _result(problem, best, name, constant)
         if history and not problem.is_conditional:
             alone = make_engine(problem.skeleton, name, init_strategy, schedule)
-            trace = _history(alone, problem, rng_key, best)
+            trace = _history(alone, problem, rng_key, best, parses)
             trace |= {name: trace[name] + constant[:, None] for name in ("elbo", "match")}
             result = replace(result, history=trace)
         return result
@@ -107,8 +115,8 @@ def run(
         solve,
         or_bound=True,
         tolerance=10 * schedule.tolerance,
-        search=search,
-        max_values=MAX_TRIED,
+        search=solve_likely_states if by_parses else search,
+        max_values=1 if by_parses else MAX_TRIED,
     )
 
 
@@ -144,11 +152,12 @@ def _result(problem: Problem, best: Ended, projection: str, constant: np.ndarray
 
 
 def _history(
-    engine: Engine, problem: Problem, rng_key: Array, best: Ended
+    engine: Engine, problem: Problem, rng_key: Array, best: Ended, parses: Parses | None
 ) -> dict[str, np.ndarray]:
     """Do the best runs again, one step at a time, and write down what happens."""
-    keys = run_keys(rng_key, np.c_[np.arange(len(best.attempt)), best.attempt])
-    pool = engine.start(problem.reading.model, keys)
+    runs = np.c_[np.arange(len(best.attempt)), best.attempt]
+    begins = matches_of(parses, runs)
+    pool = engine.start(problem.reading.model, run_keys(rng_key, runs), begins)
     steps = []
     while not np.asarray(pool.state.done).all():
         pool = engine.advance_one(pool)

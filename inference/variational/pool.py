@@ -20,6 +20,8 @@ from inference.conditions.problem import Problem
 from inference.devices import mesh_of, sharded
 from inference.method import Report
 from inference.proposals import starts
+from inference.proposals.parses import Parses
+from inference.proposals.propose import CLOSE
 from inference.proposals.starts import Start, Structure
 from inference.variational.ascent import Schedule, State, begin, step
 from inference.variational.restarts import Restarts, Rounds
@@ -61,8 +63,8 @@ class Engine(NamedTuple):
     """The compiled parts of coordinate ascent for one program and one choice of settings."""
 
     structure: Structure
-    start: Callable[[LinearGaussianModel, Array], Pool]
-    """New runs from the pieces of scenes and random keys."""
+    start: Callable[..., Pool]
+    """New runs from the pieces of scenes, random keys and, where they begin so, parses."""
     advance: Callable[[Pool], Pool]
     """Some steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
@@ -81,11 +83,20 @@ def engine(
     compiled = functools.partial(sharded, mesh=mesh_of(devices))
 
     @compiled
-    def launch(model: LinearGaussianModel, keys: Array) -> Pool:
-        def make_start(model: LinearGaussianModel, key: Array) -> Start:
+    def launch(model: LinearGaussianModel, keys: Array, match: Int[Array, "N runs"]) -> Pool:
+        def make_start(model: LinearGaussianModel, key: Array, match: Int[Array, " N"]) -> Start:
+            if start == "parses":
+                return starts.parses(key, model, match, schedule.beta_max)
             return STARTS[start](key, model, structure, schedule.beta_start, schedule.beta_max)
 
-        return Pool(model, begin(model, projection, map_scenes(make_start, model, keys, axis=-1)))
+        beginnings = map_scenes(make_start, model, keys, match.T, axis=-1)
+        return Pool(model, begin(model, projection, beginnings))
+
+    def begin_runs(
+        model: LinearGaussianModel, keys: Array, match: Int[AnyArray, "N runs"] | None = None
+    ) -> Pool:
+        nothing = np.full((len(model.points), len(keys)), -1)
+        return launch(model, keys, nothing if match is None else match)
 
     @compiled
     def advance(pool: Pool) -> Pool:
@@ -107,7 +118,7 @@ def engine(
 
         return jax.tree.map(put, pool, new)
 
-    return Engine(structure, launch, advance, advance_one, insert, devices)
+    return Engine(structure, begin_runs, advance, advance_one, insert, devices)
 
 
 class Ended(NamedTuple):
@@ -136,10 +147,16 @@ def best_of_restarts(
     base_key: Array,
     restarts: Restarts,
     report: Report,
+    parses: Parses | None = None,
 ) -> Ended:
-    """Work off all runs through one pool of slots and keep the best of each scene."""
+    """Work off all runs through one pool of slots and keep the best of each scene.
+
+    Args:
+        parses: what runs begin with; by default they begin at random.
+    """
     devices, scenes = engine.devices, problem.scenes
-    rounds = Rounds(len(scenes.points), restarts)
+    number = None if parses is None else worth_running(parses, restarts.most)
+    rounds = Rounds(len(scenes.points), restarts, number)
     most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
     needed = -(-len(rounds.waiting) // devices)
     width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
@@ -161,7 +178,9 @@ def best_of_restarts(
             places = np.full((devices, block), width)  # the padding is dropped
             padded[device, rank], places[device, rank] = runs, slot
             padded = padded.reshape(-1, 2)
-            new = engine.start(problem.reading.take(padded[:, 0]), run_keys(base_key, padded))
+            begins = matches_of(parses, padded)
+            keys = run_keys(base_key, padded)
+            new = engine.start(problem.reading.take(padded[:, 0]), keys, begins)
             pool = _empty(new, width * devices) if pool is None else pool
             pool = engine.insert(pool, new, places.reshape(-1))
         running = int((slots[..., 0] >= 0).sum())
@@ -180,6 +199,21 @@ def best_of_restarts(
             jobs[done] = -1
             report(rounds.finished, int(rounds.foreseen.sum()))
     return best
+
+
+def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
+    """How many parses of each scene could still end in the best ELBO."""
+    close = parses.value >= parses.value[:, :1] - CLOSE
+    return np.clip(np.asarray(close).sum(axis=1), 1, most)
+
+
+def matches_of(
+    parses: Parses | None, runs: Int[np.ndarray, "runs 2"]
+) -> Int[np.ndarray, "N runs"] | None:
+    """The parse that each run, a scene and an attempt, begins with."""
+    if parses is None:
+        return None
+    return np.asarray(parses.match)[runs[:, 0], runs[:, 1]].T
 
 
 def _free(

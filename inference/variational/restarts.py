@@ -37,19 +37,30 @@ class Restarts(NamedTuple):
 class Rounds:
     """The runs that are waiting, and what is known of the finished ones."""
 
-    def __init__(self, num_scenes: int, restarts: Restarts) -> None:
+    def __init__(
+        self,
+        num_scenes: int,
+        restarts: Restarts,
+        number: Int[np.ndarray, " scenes"] | None = None,
+    ) -> None:
+        """With `number`, so many runs of each scene and no more."""
         most = restarts.most
+        self.number = number
         self.restarts = restarts
         self.size = min(ROUND, most) if restarts.confirmations else most
         self.waiting = deque(
             (s, attempt) for attempt in range(self.size) for s in range(num_scenes)
         )
-        self.begun = np.full(num_scenes, self.size)
-        self.pending = np.full(num_scenes, self.size)
+        if number is not None:
+            self.waiting = deque(
+                (s, i) for i in range(number.max()) for s in np.flatnonzero(i < number).tolist()
+            )
+        self.begun = np.full(num_scenes, self.size) if number is None else number.copy()
+        self.pending = self.begun.copy()
         self.elbo = np.full((num_scenes, most * (1 + START_ANEW)), -np.inf)
         """Of each run, -inf until it has ended and if it ended in a sparse solution."""
         self.finished = 0
-        self.foreseen = np.full(num_scenes, most)
+        self.foreseen = np.full(num_scenes, most) if number is None else number
         """Runs of each scene in all, as far as can be said."""
 
     def take(self, count: int) -> Int[np.ndarray, "runs 2"]:
@@ -69,7 +80,7 @@ class Rounds:
         np.subtract.at(self.pending, scene, 1)
         self.finished += len(runs)
         for s in np.unique(scene):
-            if self.pending[s] == 0:
+            if self.pending[s] == 0 and self.number is None:
                 self._begin(int(s))
 
     def _begin(self, scene: int) -> None:

@@ -190,5 +190,5 @@ def test_what_is_refused(scenes):
         svi.run(program, scenes.take(0), jax.random.key(0), guide="AutoMagic")
     with pytest.raises(InputError, match="cannot start from 'vi'; choose poses or uniform"):
         svi.run(program, scenes.take(0), jax.random.key(0), init_strategy="vi")
-    with pytest.raises(InputError, match="at least one restart"):
+    with pytest.raises(InputError, match="num_restarts and num_particles must be at least 1"):
         svi.run(program, scenes.take(0), jax.random.key(0), num_restarts=0)

@@ -1,0 +1,212 @@
+"""Parses of a scene: the best few sets of candidates that share no point.
+
+An object has at most one candidate, and points may be left over. The value of a parse is the log
+density of the points, their match and the states of the objects, relative to points that are each
+explained alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from inference.proposals.candidates import Candidates, Plan, best_few
+from models.numerics.arrays import AnyArray
+from models.program.reading import LinearGaussianModel
+from models.templates import pose_of_part
+
+_NEVER = 1e3  # nats; what a missing part costs that the program does not allow to be missing
+
+
+class Odds(NamedTuple):
+    """What the program says of a match before it has seen where the points are.
+
+    The first axis is that of the states that an object may have, such as absent and present.
+    """
+
+    pair: Float[Array, "S N N"]
+    """Weight of each pair of a point and a part, relative to the part being missing."""
+    state: Float[Array, "S K"]
+    """Weight of each state with all parts missing, relative to the best one."""
+    alone: Float[Array, " N"]
+    """Log density of each point by itself, on the part or slot for clutter that likes it best."""
+    may_miss: Bool[Array, "S N"]
+    """Whether a part may be missing at all."""
+    outside: Float[Array, ""]
+    """What a point costs that is outside of the gate, at least."""
+    lack: Float[Array, ""]
+    """What a missing part of an object that has points costs beyond that."""
+
+
+class Parses(NamedTuple):
+    """The best parses of a scene, best first."""
+
+    match: Int[AnyArray, "W N"]
+    """The point of each part, -1 for none."""
+    state: Int[AnyArray, "W K"]
+    """The state of each object, by number."""
+    value: Float[AnyArray, " W"]
+    misfit: Float[AnyArray, " W"]
+    """Half the squared distances of points from where their parts are, in units of the noise or,
+    of what `propose` returns, of what a single point costs that is outside of the gate."""
+    left_over: Int[AnyArray, " W"]
+    """Points that are part of no object."""
+    missing: Int[AnyArray, " W"]
+    """Missing parts of objects that have points."""
+    is_clear: Bool[AnyArray, " W"]
+    """Whether every object that has points has more of them than would fix any pose, all those that
+    may not be missing, and there is a slot for every point that is left over."""
+
+
+def odds(
+    models: Sequence[LinearGaussianModel],
+    log_prior: Float[Array, "S K"],
+    owner: Int[np.ndarray, " N"],
+    outside: float,
+    lack: float,
+) -> Odds:
+    """Read the odds off the pieces of a program at each state of its objects."""
+    num_objects = models[0].num_objects
+    of_object = jnp.asarray(owner[:, None] == np.arange(num_objects))
+    # With no dummy rows nothing is missing; where objects may be absent, that says they are not.
+    never = -jnp.inf if len(models) > 1 else 0.0
+    weight = jnp.stack([_missing(model, never) for model in models])
+    missing = jnp.maximum(weight, -_NEVER)
+    state = log_prior + missing @ of_object
+    state = state - state.max(axis=0)
+    pair = jnp.stack([jnp.asarray(model.match_logits) for model in models]) - missing[:, None]
+    opened = jnp.append(state, jnp.zeros((len(models), 1)), axis=1)[:, owner]  # clutter is free
+    single = jnp.stack([_log_density(model) for model in models]) + pair + opened[:, None]
+    others = (jnp.isfinite(weight), jnp.asarray(outside), jnp.asarray(lack))
+    return Odds(pair, state, single.max(axis=(0, 2)), *others)
+
+
+def _missing(model: LinearGaussianModel, never: float) -> Float[Array, " N"]:
+    """Weight of each part being missing: of its pair with a dummy row, if there is one."""
+    seen = model.seen.any(axis=1)
+    dummy = jnp.argmin(seen)  # the first, if there is any
+    return jnp.where(seen.all(), never, jnp.asarray(model.match_logits)[dummy])
+
+
+def _log_density(model: LinearGaussianModel) -> Float[Array, "N N"]:
+    """Log density of each point as each part, or slot for clutter, by itself."""
+    parts = model.parts
+    of = pose_of_part(parts.owner, model.num_objects)
+    mean = parts.offset + jnp.einsum("ndp,np->nd", parts.F, model.pose_mean[of])
+    variance = parts.variance + jnp.einsum(
+        "ndp,npq,ndq->nd", parts.F, model.pose_covariance[of], parts.F
+    )
+    counted = model.seen[:, None] & parts.feature_mask
+    energy = (model.points[:, None] - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance)
+    return -0.5 * jnp.where(counted, energy, 0.0).sum(axis=-1)
+
+
+def best_parses(
+    model: LinearGaussianModel,
+    odds: Odds,
+    plan: Plan,
+    candidates: Candidates,
+    states: tuple[int, ...],
+    width: int,
+) -> Parses:
+    """A beam search: one object after another, largest first, has a candidate or none.
+
+    Args:
+        candidates: of objects in each of the `states`, with that axis first.
+        states: those in which objects may have points.
+    """
+    num_points, num_objects = len(model.points), len(plan.kind)
+    gain = _gains(odds, plan, candidates, states)  # (K, S C): those of all states together
+    some = gain.shape[1]
+    joined = jnp.moveaxis(candidates.match, 0, -2).reshape(*candidates.match.shape[1:3], some)
+    rows = jnp.arange(num_points)[:, None]
+    claims = (joined[:, :, None] == rows).any(axis=1)  # (kinds, N, S C)
+    order = np.argsort(-plan.sizes, kind="stable")
+    before = np.full(num_objects, num_objects)  # the last of its twins that has been placed
+    for i, k in enumerate(order):
+        twins = [j for j in order[:i] if plan.twin[j] == plan.twin[k]]
+        before[k] = twins[-1] if twins else num_objects
+    promise = _promises(gain, claims[plan.kind])[order]
+    # What the objects that are yet to come can add for a point, at most.
+    later = jnp.append(promise[1:], jnp.zeros((1, num_points)), axis=0)
+    later = jax.lax.cummax(later, reverse=True)
+
+    def place(
+        beam: tuple[Array, Array, Array], step: tuple[Array, Array, Array, Array]
+    ) -> tuple[tuple[Array, Array, Array], None]:
+        value, free, choice = beam
+        k, twin, kind, later = step
+        claimed = claims[kind]  # (N, S C)
+        wanted = claimed.astype(jnp.float32)
+        fits = (1.0 - free.astype(jnp.float32)) @ wanted == 0  # (W, S C)
+        fits &= jnp.arange(some) > choice[:, twin, None]
+        values = jnp.where(fits, value[:, None] + gain[k], -jnp.inf)
+        values = jnp.concatenate([values, value[:, None]], axis=1)  # the last is: none
+        hopes = jnp.append(later @ claimed, 0.0)  # of the points that a candidate takes
+        hoped = values + (free @ later)[:, None] - hopes
+        _, cell = best_few(hoped.ravel(), width)
+        parent, chosen = jnp.divmod(cell, some + 1)
+        taken = claimed[:, jnp.minimum(chosen, some - 1)].T & (chosen < some)[:, None]
+        choice = choice[parent].at[:, k].set(chosen)
+        return (values.ravel()[cell], free[parent] & ~taken, choice), None
+
+    start = (
+        jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf),
+        jnp.broadcast_to(model.seen.any(axis=1), (width, num_points)),
+        jnp.full((width, num_objects + 1), -1),
+    )
+    steps: Any = tuple(map(jnp.asarray, (order, before[order], plan.kind[order], later)))
+    (value, free, choice), _ = jax.lax.scan(place, start, steps)
+    choice = choice[:, :-1]
+    placed = choice < some
+    match = jnp.full((width, len(plan.owner)), -1)
+    for k, (members, valid) in enumerate(zip(plan.members, plan.valid, strict=True)):
+        own = joined[plan.kind[k]][:, jnp.minimum(choice[:, k], some - 1)]
+        match = match.at[:, members[valid]].set(jnp.where(placed[:, k], own, -1)[valid].T)
+    chosen = jnp.minimum(choice, some - 1) // (some // len(states))
+    state = jnp.where(placed, jnp.asarray(states)[chosen], jnp.argmax(odds.state, axis=0))
+    left_over = free.sum(axis=1)
+    # A free object and a slot can have a point alone; others are outside of some part's gate.
+    alone = (~placed).sum(axis=1) + plan.num_slots
+    value -= jnp.maximum(odds.lack * left_over, odds.outside * jnp.maximum(left_over - alone, 0))
+    number = jnp.stack([(match[:, plan.owner == k] >= 0).sum(1) for k in range(num_objects)], 1)
+    enough = jnp.minimum(plan.fewest + 1, plan.sizes)
+    is_clear = (left_over <= plan.num_slots) & ((number == 0) | (number >= enough)).all(axis=1)
+    of_part = jnp.append(state, jnp.zeros_like(state[:, :1]), axis=1)[:, plan.owner]
+    may_miss = odds.may_miss[of_part, jnp.arange(len(plan.owner))] | (plan.owner == num_objects)
+    is_clear &= (may_miss | (match >= 0)).all(axis=1)
+    misfit = jnp.moveaxis(candidates.misfit, 0, -2).reshape(-1, some)[plan.kind]
+    own = jnp.take_along_axis(misfit, jnp.minimum(choice, some - 1).T, axis=1).T
+    misfit = jnp.where(placed, own, 0.0).sum(axis=1)
+    missing = (placed * (plan.sizes - number)).sum(axis=1)
+    ranked = jnp.argsort(-value)
+    found = Parses(match, state, value, misfit, left_over, missing, is_clear)
+    return jax.tree.map(lambda x: x[ranked], found)
+
+
+def _gains(
+    odds: Odds, plan: Plan, candidates: Candidates, states: tuple[int, ...]
+) -> Float[Array, "K SC"]:
+    """What each candidate of each object adds to the value of a parse."""
+
+    def of_object(k: Any, kind: Any, members: Any, valid: Any) -> Float[Array, " SC"]:
+        match, score = candidates.match[:, kind], candidates.score[:, kind]  # (S, most, C)
+        pair = odds.pair[np.array(states)[:, None, None], match, members[:, None]]
+        met = jnp.where(match >= 0, pair - odds.alone[match], 0.0).sum(axis=1)
+        lacks = (valid[:, None] & (match < 0)).sum(axis=1)
+        opened = odds.state[np.array(states), k, None]
+        return (opened + score + met - odds.lack * lacks).ravel()
+
+    objects = np.arange(len(plan.kind))
+    return jax.vmap(of_object)(
+        objects, plan.kind, jnp.asarray(plan.members), jnp.asarray(plan.valid)
+    )
+
+
+def _promises(gain: Float[Array, "K C"], claims: Bool[Array, "K N C"]) -> Float[Array, "K N"]:
+    """What each object can add for a point, at most: the best share of a candidate's gain."""
+    share = gain / jnp.maximum(claims.sum(axis=1), 1)
+    return jnp.max(jnp.where(claims, share[:, None], 0.0), axis=2, initial=0.0)

@@ -1,0 +1,150 @@
+"""States of the objects that are worth solving: those of the scene's best parses.
+
+Where a discrete site has an entry for each object, such as which of them are present, the joint
+values are soon too many to try them all. Parses say which are worth it.
+"""
+
+import itertools
+import math
+from collections import Counter
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+from numpyro.distributions import Distribution
+
+from inference.conditions.problem import Problem, read_problem
+from inference.conditions.solve import Conditions, Runs, Solve, mixed, refuse_impossible
+from inference.proposals.candidates import make_plan
+from inference.proposals.parses import Parses
+from inference.proposals.propose import CLOSE, propose
+from inference.result import Result
+from models.errors import ConjugacyError
+from models.program.batches import Open
+from models.program.reading import Program, described
+from models.scenes import Scene
+
+MAX_SETS = 8
+"""Joint states of a scene's objects that are solved at most."""
+
+CHANGES = 3
+"""Objects whose state is changed where no parse is possible as it is."""
+
+
+def solve_likely_states(
+    program: Program, scenes: Scene, method: Solve, left_open: Open
+) -> Result | None:
+    """Solve each scene at the states of its best parses, and weigh them; None where there are none.
+
+    The result is that of `inference.conditions.solve.solve` without the states that no parse near
+    the best one has, so its ELBO is still a lower bound.
+
+    Args:
+        left_open: the sites that the program leaves open; a single one is required, with an entry
+            for each object.
+    """
+    name, prior = next(iter(left_open.items()))
+    if len(left_open) > 1 or not _is_of_objects(prior):
+        return None
+    support = np.asarray(prior.enumerate_support(expand=False)).ravel()
+    num_scenes = len(scenes.points)
+    each = np.arange(len(support) * num_scenes).reshape(len(support), num_scenes)
+    everything = np.repeat(support, num_scenes)[:, None] * np.ones(prior.shape(), support.dtype)
+    reading = _read(program, scenes.take(each.ravel() % num_scenes), name, everything).reading
+    if reading.skeleton.num_objects != prior.shape()[0]:
+        return None
+    log_prior = np.stack([np.broadcast_to(prior.log_prob(x), prior.shape()) for x in support])
+    readings = [reading.some(own) for own in each]
+    parses = propose(readings, log_prior, whole=False)
+    twin = make_plan(readings, log_prior).twin
+    scene, flags, own = _by_state(parses)
+    problem = _read(program, scenes.take(scene), name, support[flags])
+    possible = np.isfinite(problem.log_constant)
+    unmet = np.setdiff1d(np.arange(num_scenes), scene[possible])
+    if len(unmet):  # no parse is possible as it is: look at states nearby
+        near = [_neighbours(np.asarray(parses.state[s, 0]), len(support)) for s in unmet]
+        scene = np.append(scene, np.repeat(unmet, [len(x) for x in near]))
+        flags = np.concatenate([flags, *near])
+        own = jax.tree.map(lambda x, y: np.concatenate([x, y[scene[len(x) :]]]), own, parses)
+        problem = _read(program, scenes.take(scene), name, support[flags])
+        possible = np.isfinite(problem.log_constant)
+    kept = _worth_solving(scene, np.where(possible, own.value[:, 0], -np.inf))
+    refuse_impossible(scenes, np.isin(np.arange(num_scenes), scene[kept]))
+    scene, flags = scene[kept], flags[kept]
+    found = method(problem.take(kept), jax.tree.map(lambda x: x[kept], own))
+    log_weight = found.log_value + np.log([_ways(twin, row) for row in flags])
+    runs = Runs(found, scene, np.arange(len(scene)), np.zeros((len(scene), 0)), log_weight)
+    return mixed(runs, scenes, Conditions({name: support[flags]}, {}), np.eye(len(twin)))
+
+
+def _is_of_objects(prior: Distribution) -> bool:
+    is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(prior))
+    is_finite = prior.has_enumerate_support and not prior.event_shape
+    return is_finite and not is_traced and len(prior.shape()) == 1
+
+
+def _read(program: Program, scenes: Scene, name: str, flags: np.ndarray) -> Problem:
+    """Scenes, each at a joint state of its objects, which need not be possible.
+
+    Read two at least: of a single one NumPyro sees the values, and warns of what is impossible.
+    """
+    count = len(flags)
+    rows = np.arange(max(count, 2)) % count
+    problem = read_problem(program, scenes.take(rows), {name: flags[rows]}, or_bound=True)
+    if not isinstance(problem, Problem):
+        further, prior = next(iter(problem.items()))
+        raise ConjugacyError(
+            further, f"{described(prior)} beside {name!r}", "sites that are always there"
+        )
+    return problem.take(np.arange(count))._replace(is_conditional=True)
+
+
+def _by_state(
+    parses: Parses,
+) -> tuple[Int[np.ndarray, " runs"], Int[np.ndarray, "runs K"], Parses]:
+    """Scene and joint state of each run, with the parses that have that state, best first."""
+    scene, flags, order = [], [], []
+    for s, states in enumerate(parses.state):
+        own: dict[bytes, list[int]] = {}
+        for w in np.flatnonzero(np.isfinite(parses.value[s])):
+            own.setdefault(states[w].tobytes(), []).append(int(w))
+        scene += [s] * len(own)
+        flags += [states[places[0]] for places in own.values()]
+        order += [places + [-1] * (len(states) - len(places)) for places in own.values()]
+    rows, columns = np.array(scene), np.array(order)
+    chosen = jax.tree.map(lambda x: x[rows[:, None], columns], parses)
+    chosen = chosen._replace(value=np.where(columns >= 0, chosen.value, -np.inf))
+    return rows, np.stack(flags), chosen
+
+
+def _neighbours(flags: Int[np.ndarray, " K"], num_states: int) -> Int[np.ndarray, "near K"]:
+    """Joint states that differ in the state of at most `CHANGES` objects, and all in the last."""
+    near = [np.full_like(flags, num_states - 1)]
+    for count in range(1, CHANGES + 1):
+        for some in itertools.combinations(range(len(flags)), count):
+            others = [[x for x in range(num_states) if x != flags[k]] for k in some]
+            for states in itertools.product(*others):
+                near.append(flags.copy())
+                near[-1][list(some)] = states
+    return np.array(near)
+
+
+def _worth_solving(
+    scene: Int[np.ndarray, " runs"], value: Float[np.ndarray, " runs"]
+) -> Int[np.ndarray, " kept"]:
+    """Runs that are close to the best of their scene, and possible, at most `MAX_SETS` of each."""
+    kept = []
+    for s in np.unique(scene):
+        own = np.flatnonzero((scene == s) & np.isfinite(value))
+        own = own[np.argsort(-value[own], kind="stable")[:MAX_SETS]]
+        kept += own[value[own] >= value[own].max(initial=-np.inf) - CLOSE].tolist()
+    return np.array(kept, int)
+
+
+def _ways(twin: Int[np.ndarray, " K"], flags: Int[np.ndarray, " K"]) -> int:
+    """How many joint states differ only in which of the objects that are alike has which."""
+    product = 1
+    for first in np.unique(twin):
+        counts = Counter(flags[twin == first].tolist()).values()
+        product *= math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
+    return product
