@@ -41,8 +41,9 @@ OUTSIDE = 1e-6
 MAX_TUPLES = 1 << 14
 """Tuples of points that are tried as a basis, beyond which some are drawn at random."""
 
-MAX_JUDGED = 1 << 11
-"""Hypotheses of a kind that are judged closely; of more, the most promising ones."""
+MAX_JUDGED = 1 << 12
+"""Hypotheses of a kind that are judged closely where the gate is tight; of more, the most promising
+ones."""
 
 CELLS, AROUND = 512, 4
 """Cells of the table of the plane along each side, and around a point, where it is near."""
@@ -218,6 +219,7 @@ def find(
     gate: Float[Array, "N d"],
     worth: Float[Array, "N N"],
     count: int,
+    judged: int = MAX_JUDGED,
 ) -> Candidates:
     """The best candidates of every kind, each with and without any one of its points.
 
@@ -225,11 +227,14 @@ def find(
         gate: variance of each feature of each part that points are met with.
         worth: what it is worth that a point is a part, before where the part is counts.
         count: candidates of each kind, before points are left out.
+        judged: hypotheses of each kind that are judged closely; of more, the most promising ones.
     """
     found = []
     for kinds, basis, basis_valid in plan.bases:
         tuples = tuples_of_points(len(model.points), basis.shape[-1])
-        of_kind = functools.partial(_of_kind, model, tuples, gate, worth, count, plan.fewest)
+        of_kind = functools.partial(
+            _of_kind, model, tuples, gate, worth, count, judged, plan.fewest
+        )
         first = plan.first[kinds]
         own = (first, plan.members[first], plan.valid[first], basis, basis_valid)
         found.append(jax.lax.map(lambda own, f=of_kind: f(*own), jax.tree.map(jnp.asarray, own)))
@@ -256,6 +261,7 @@ def _of_kind(
     gate: Float[Array, "N d"],
     worth: Float[Array, "N N"],
     count: int,
+    judged: int,
     fewest: int,
     k: Int[Array, ""],
     members: Int[Array, " most"],
@@ -273,8 +279,8 @@ def _of_kind(
     whole = (model.seen[:, None] | ~parts.feature_mask).all(axis=-1) & allowed
     sound = whole[tuples[None], basis[:, None]].all(axis=-1) & basis_valid[:, None]
     number = jnp.arange(sound.size)
-    if sound.size > MAX_JUDGED:
-        number = _promising(model, parts, frames, basis, tuples, sound)
+    if sound.size > judged:
+        number = _promising(model, parts, frames, basis, tuples, sound, judged)
     which, row = jnp.divmod(number, len(tuples))
     put = _put(model, parts, frames, basis, which, jnp.asarray(tuples)[row])
     met = near(put.predicted, put.spread, put.fixed)
@@ -399,6 +405,7 @@ def _promising(
     basis: Int[Array, "bases size"],
     tuples: Int[np.ndarray, "tuples size"],
     sound: Bool[Array, "bases tuples"],
+    judged: int,
 ) -> Int[Array, " judged"]:
     """The hypotheses of which most other parts are near some point, by a table of the plane.
 
@@ -407,34 +414,39 @@ def _promising(
     """
     seen = model.seen[:, :2].all(axis=1)
     points = model.points[:, :2]
-    reach = jnp.sqrt(chi2.isf(OUTSIDE, 2) * frames.spread[..., :2].max())
+    reach = jnp.sqrt(chi2.isf(OUTSIDE, 2) * frames.spread[..., :2].max(axis=-1))  # (bases, most)
     low = jnp.where(seen[:, None], points, jnp.inf).min(axis=0)
     high = jnp.where(seen[:, None], points, -jnp.inf).max(axis=0)
-    cell = jnp.maximum((high - low).max() / (CELLS - 2 * AROUND - 1), reach / (AROUND - 0.5))
+    cell = jnp.maximum((high - low).max() / (CELLS - 2 * AROUND - 1), reach.max() / (AROUND - 0.5))
 
-    def place(x: Float[Array, "2 *shape"]) -> tuple[Int[Array, "*shape"], Bool[Array, "*shape"]]:
-        across = [jnp.floor((x[j] - low[j]) / cell).astype(jnp.int32) + AROUND for j in (0, 1)]
-        inside = [(i >= 0) & (i < CELLS) for i in across]
-        return across[0] * CELLS + across[1], inside[0] & inside[1]
+    def place(x: Float[Array, "*shape 2"]) -> tuple[Int[Array, "*shape"], Bool[Array, "*shape"]]:
+        across = jnp.floor((x - low) / cell).astype(jnp.int32) + AROUND
+        inside = ((across >= 0) & (across < CELLS)).all(axis=-1)
+        return across[..., 0] * CELLS + across[..., 1], inside
 
-    steps = np.arange(-AROUND, AROUND + 1)
-    near = (steps[:, None] * CELLS + steps).ravel()
-    cells = place(points.T)[0][:, None] + near
-    table = jnp.zeros(CELLS**2, bool).at[cells].max(seen[:, None], mode="drop")
+    # The table: how far, in cells, the middle of each cell is from the nearest point.
+    steps = np.stack(np.meshgrid(*[np.arange(-AROUND, AROUND + 1)] * 2), axis=-1).reshape(-1, 2)
+    corner = jnp.floor((points - low) / cell)
+    apart = corner[:, None] + steps + 0.5 - ((points - low) / cell)[:, None]
+    distance = jnp.where(seen[:, None], jnp.sqrt((apart**2).sum(axis=-1)), jnp.inf)
+    cells = place(points)[0][:, None] + steps @ np.array([CELLS, 1])
+    table = jnp.full(CELLS**2, jnp.inf, jnp.float32)
+    table = table.at[cells].min(distance.astype(jnp.float32), mode="drop")
     put = jnp.moveaxis(points[tuples], 0, -1)  # (size, 2, tuples)
 
-    def of_basis(own: tuple[Frames, Array, Array]) -> Float[Array, " tuples"]:
-        frame, basis, sound = own
+    def of_basis(own: tuple[Frames, Array, Array, Array]) -> Float[Array, " tuples"]:
+        frame, basis, sound, reach = own
         predicted = frame.at_zero[:, :2, None] + sum(
             frame.linear[:, :2, b, e, None] * put[b, e] for b in range(len(put)) for e in (0, 1)
         )
-        where, inside = place(jnp.moveaxis(predicted, 1, 0))
+        where, inside = place(jnp.moveaxis(predicted, 1, -1))
+        far = table[jnp.where(inside, where, 0)] - np.sqrt(0.5)
         other = (jnp.arange(len(parts.F))[:, None] != basis).all(axis=1) & parts.feature_mask[:, 0]
-        hit = other[:, None] & inside & table[jnp.where(inside, where, 0)]
+        hit = other[:, None] & inside & (far <= (reach / cell)[:, None])
         return jnp.where(sound, total(hit.astype(jnp.float32), axis=0), -1.0)
 
-    hits = jax.lax.map(of_basis, (frames, basis, sound))
-    _, best = jax.lax.top_k(hits.ravel(), MAX_JUDGED)
+    hits = jax.lax.map(of_basis, (frames, basis, sound, reach))
+    _, best = jax.lax.top_k(hits.ravel(), judged)
     return best
 
 

@@ -17,7 +17,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy.stats import chi2
 
-from inference.proposals.candidates import OUTSIDE, TIGHT, Candidates, Plan, find, make_plan
+from inference.proposals.candidates import (
+    MAX_JUDGED,
+    OUTSIDE,
+    TIGHT,
+    Candidates,
+    Plan,
+    find,
+    make_plan,
+)
 from inference.proposals.parses import Parses, best_parses, odds
 from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
@@ -188,7 +196,9 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
         found: list[Candidates] = []
         for s in states:
             worth = known.pair[s] - known.alone[:, None]
-            found.append(find(judged[s], plan, gate_of(models[s]), worth, count))
+            # A wide gate has many points near, so that a table of them tells little.
+            number = 16 * MAX_JUDGED if effort.gate else MAX_JUDGED
+            found.append(find(judged[s], plan, gate_of(models[s]), worth, count, number))
         candidates = jax.tree.map(lambda *x: jnp.stack(x), *found)
         parses = best_parses(judged[states[0]], known, plan, candidates, states, effort.width)
         ratio = (gate_of(models[states[0]]) / judged[states[0]].parts.variance).min(axis=1)

@@ -58,12 +58,12 @@ def all_injections(model: LinearGaussianModel, k: int):
                 yield list(zip(points, some, strict=True))
 
 
-def found_by(model: LinearGaussianModel, log_prior=NO_PRIOR, reading=None, count: int = 32):
-    plan = candidates.make_plan([reading], log_prior)
+def found_by(model: LinearGaussianModel, reading, count: int = 32, judged: int = 4096):
+    plan = candidates.make_plan([reading], NO_PRIOR)
     gate = jnp.minimum(model.parts.variance, candidates.TIGHT)
-    known = parses.odds([model], log_prior, plan.owner, propose.EDGE, 0.0)
+    known = parses.odds([model], NO_PRIOR, plan.owner, propose.EDGE, 0.0)
     worth = known.pair[0] - known.alone[:, None]
-    return plan, known, candidates.find(model, plan, gate, worth, count)
+    return plan, known, candidates.find(model, plan, gate, worth, count, judged)
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -71,7 +71,7 @@ def test_no_injection_within_ten_nats_of_the_best_is_missed_and_scores_are_exact
     scene = scene_of(seed=3 + missing, missing=missing)
     reading = read_scenes(uniform, scene.batch())
     model = model_of(uniform, scene)
-    plan, known, found = found_by(model, reading=reading)
+    plan, known, found = found_by(model, reading)
     alone = np.asarray(known.alone)
     for k in range(len(NAMES)):
         members = plan.members[k][plan.valid[k]]
@@ -110,14 +110,13 @@ def test_larger_bases_are_taken_only_while_hypotheses_are_few():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_table_of_the_plane_keeps_the_hypotheses_of_the_objects(seed, monkeypatch):
+def test_the_table_of_the_plane_keeps_the_hypotheses_of_the_objects(seed):
     """Screened, the best candidates are those of the full search."""
     scene = scene_of(seed)
     reading = read_scenes(uniform, scene.batch())
     model = model_of(uniform, scene)
-    _, _, whole = found_by(model, reading=reading, count=4)
-    monkeypatch.setattr(candidates, "MAX_JUDGED", 24)
-    _, _, screened = found_by(model, reading=reading, count=4)
+    _, _, whole = found_by(model, reading, count=4)
+    _, _, screened = found_by(model, reading, count=4, judged=24)
     assert np.asarray(screened.score[:, 0]) == pytest.approx(np.asarray(whole.score[:, 0]))
 
 
