@@ -39,6 +39,9 @@ CLOSE = 10.0
 EDGE = float(0.5 * chi2.isf(OUTSIDE, 2))
 """Nats that a point at the edge of a gate costs, in units of the gate."""
 
+MANY_PARTS = 32
+"""Parts of all objects beyond which only the most promising hypotheses are judged closely."""
+
 BLOCK = 64
 """Scenes that are searched at a time, fewer where they are large: what is in work stays small."""
 
@@ -196,8 +199,9 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
         found: list[Candidates] = []
         for s in states:
             worth = known.pair[s] - known.alone[:, None]
-            # A wide gate has many points near, so that a table of them tells little.
-            number = 16 * MAX_JUDGED if effort.gate else MAX_JUDGED
+            # Through a wide gate many points are near, and a table of them tells little.
+            few = effort.gate and len(plan.owner) <= MANY_PARTS
+            number = 16 * MAX_JUDGED if few else MAX_JUDGED
             found.append(find(judged[s], plan, gate_of(models[s]), worth, count, number))
         candidates = jax.tree.map(lambda *x: jnp.stack(x), *found)
         parses = best_parses(judged[states[0]], known, plan, candidates, states, effort.width)
