@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -137,7 +136,7 @@ def run(
     settings = Settings(
         bases, float(tolerance), refit, cost, cover, features, fewest_points, has_clutter
     )
-    reading = _at_prior_mean(reading)
+    reading = reading.at_prior_mean()
     solve, owner = _solver(reading.skeleton, settings, devices)
     count = len(scenes.points)
     keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(jnp.arange(count))
@@ -151,17 +150,6 @@ def run(
         report(start + len(some), count)
     found = jax.tree.map(lambda *chunks: np.concatenate(chunks)[:count], *outputs)  # no padding
     return _result(found, scenes, owner)
-
-
-def _at_prior_mean(reading: Reading) -> Reading:
-    """The reading with an unknown precision at its prior mean."""
-    model = reading.model
-    if model.precision_prior is None:
-        return reading
-    concentration, rate = model.precision_prior
-    scale = np.where(model.parts.is_clutter, 1.0, rate / concentration)[:, None]
-    parts = model.parts._replace(variance=model.parts.variance * scale)
-    return reading._replace(model=replace(model, parts=parts))
 
 
 @functools.lru_cache(maxsize=32)

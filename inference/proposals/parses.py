@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.proposals.candidates import Candidates, Plan, best_few
+from inference.proposals.candidates import Candidates, best_few
+from inference.proposals.plan import Plan
 from models.numerics.arrays import AnyArray
 from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part

@@ -17,16 +17,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy.stats import chi2
 
-from inference.proposals.candidates import (
-    MAX_JUDGED,
-    OUTSIDE,
-    TIGHT,
-    Candidates,
-    Plan,
-    find,
-    make_plan,
-)
+from inference.proposals.candidates import MAX_JUDGED, TIGHT, Candidates, find
+from inference.proposals.frames import OUTSIDE
 from inference.proposals.parses import Parses, best_parses, odds
+from inference.proposals.plan import Plan, make_plan
 from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
 
@@ -79,7 +73,7 @@ def propose(
             under which a missing part costs nothing. Else parses are ranked by their density under
             the program.
     """
-    readings = [_at_prior_mean(reading) for reading in readings]
+    readings = [reading.at_prior_mean() for reading in readings]
     states = tuple(s for s, reading in enumerate(readings) if _may_have_points(reading))
     num_points, num_scenes = readings[0].model.points.shape[0], readings[0].model.points.shape[-1]
     block = 1 if num_scenes == 1 else int(np.clip(BLOCK * 11**2 // num_points**2, 1, BLOCK))
@@ -138,17 +132,6 @@ def _in_threads(function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
     first = function(items[0])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [first, *pool.map(function, items[1:])]
-
-
-def _at_prior_mean(reading: Reading) -> Reading:
-    """The reading with an unknown precision at its prior mean."""
-    model = reading.model
-    if model.precision_prior is None:
-        return reading
-    concentration, rate = model.precision_prior
-    scale = np.where(model.parts.is_clutter, 1.0, rate / concentration)[:, None]
-    parts = model.parts._replace(variance=model.parts.variance * scale)
-    return reading._replace(model=replace(model, parts=parts))
 
 
 def _may_have_points(reading: Reading) -> bool:

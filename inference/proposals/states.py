@@ -5,8 +5,6 @@ values are soon too many to try them all. Parses say which are worth it.
 """
 
 import itertools
-import math
-from collections import Counter
 
 import jax
 import numpy as np
@@ -15,7 +13,6 @@ from numpyro.distributions import Distribution
 
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.solve import Conditions, Runs, Solve, mixed, refuse_impossible
-from inference.proposals.candidates import make_plan
 from inference.proposals.parses import Parses
 from inference.proposals.propose import CLOSE, propose
 from inference.result import Result
@@ -37,7 +34,9 @@ def solve_likely_states(
     """Solve each scene at the states of its best parses, and weigh them; None where there are none.
 
     The result is that of `inference.conditions.solve.solve` without the states that no parse near
-    the best one has, so its ELBO is still a lower bound.
+    the best one has, so its ELBO is still a lower bound. Of states that differ only in which of
+    several objects that are alike has which, it counts one: that the program cannot tell them
+    apart at these states is not known.
 
     Args:
         left_open: the sites that the program leaves open; a single one is required, with an entry
@@ -56,7 +55,6 @@ def solve_likely_states(
     log_prior = np.stack([np.broadcast_to(prior.log_prob(x), prior.shape()) for x in support])
     readings = [reading.some(own) for own in each]
     parses = propose(readings, log_prior, whole=False)
-    twin = make_plan(readings, log_prior).twin
     scene, flags, own = _by_state(parses)
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
@@ -72,9 +70,8 @@ def solve_likely_states(
     refuse_impossible(scenes, np.isin(np.arange(num_scenes), scene[kept]))
     scene, flags = scene[kept], flags[kept]
     found = method(problem.take(kept), jax.tree.map(lambda x: x[kept], own))
-    log_weight = found.log_value + np.log([_ways(twin, row) for row in flags])
-    runs = Runs(found, scene, np.arange(len(scene)), np.zeros((len(scene), 0)), log_weight)
-    return mixed(runs, scenes, Conditions({name: support[flags]}, {}), np.eye(len(twin)))
+    runs = Runs(found, scene, np.arange(len(scene)), np.zeros((len(scene), 0)), found.log_value)
+    return mixed(runs, scenes, Conditions({name: support[flags]}, {}), np.eye(flags.shape[1]))
 
 
 def _is_of_objects(prior: Distribution) -> bool:
@@ -139,12 +136,3 @@ def _worth_solving(
         own = own[np.argsort(-value[own], kind="stable")[:MAX_SETS]]
         kept += own[value[own] >= value[own].max(initial=-np.inf) - CLOSE].tolist()
     return np.array(kept, int)
-
-
-def _ways(twin: Int[np.ndarray, " K"], flags: Int[np.ndarray, " K"]) -> int:
-    """How many joint states differ only in which of the objects that are alike has which."""
-    product = 1
-    for first in np.unique(twin):
-        counts = Counter(flags[twin == first].tolist()).values()
-        product *= math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
-    return product

@@ -7,6 +7,7 @@ counts.
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -73,6 +74,16 @@ class Reading(NamedTuple):
     def some(self, which: Any) -> "Reading":
         """The reading at some scenes."""
         return self._replace(model=self.take(which))
+
+    def at_prior_mean(self) -> "Reading":
+        """The reading with an unknown precision at the mean of its prior."""
+        model = self.model
+        if model.precision_prior is None:
+            return self
+        concentration, rate = model.precision_prior
+        scale = np.where(model.parts.is_clutter, 1.0, rate / concentration)[:, None]
+        parts = model.parts._replace(variance=model.parts.variance * scale)
+        return self._replace(model=replace(model, parts=parts))
 
 
 Open = dict[str, Distribution]

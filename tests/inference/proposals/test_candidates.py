@@ -12,6 +12,7 @@ from scipy.stats import multivariate_normal
 from capsules.experiments.generator import sample_scenes
 from inference import exact
 from inference.proposals import candidates, parses, propose
+from inference.proposals import plan as plans
 from models.constellation import constellation, presence_constellation
 from models.program.batches import read_scenes
 from models.program.reading import LinearGaussianModel
@@ -59,7 +60,7 @@ def all_injections(model: LinearGaussianModel, k: int):
 
 
 def found_by(model: LinearGaussianModel, reading, count: int = 32, judged: int = 4096):
-    plan = candidates.make_plan([reading], NO_PRIOR)
+    plan = plans.make_plan([reading], NO_PRIOR)
     gate = jnp.minimum(model.parts.variance, candidates.TIGHT)
     known = parses.odds([model], NO_PRIOR, plan.owner, propose.EDGE, 0.0)
     worth = known.pair[0] - known.alone[:, None]
@@ -94,7 +95,7 @@ def test_no_injection_within_ten_nats_of_the_best_is_missed_and_scores_are_exact
 
 def test_bases_that_a_symmetry_makes_alike_are_one():
     reading = read_scenes(uniform, scene_of(0).batch())
-    plan = candidates.make_plan([reading], NO_PRIOR)
+    plan = plans.make_plan([reading], NO_PRIOR)
     (bases,) = plan.bases
     # Of a square its side and its diagonal; the triangle's sides differ by more than names.
     assert bases.valid.sum(axis=1).tolist() == [2, 3]
@@ -103,7 +104,7 @@ def test_bases_that_a_symmetry_makes_alike_are_one():
 def test_larger_bases_are_taken_only_while_hypotheses_are_few():
     reading = read_scenes(uniform, scene_of(0).batch())
     sizes = [
-        sorted(b.parts.shape[-1] for b in candidates.make_plan([reading], NO_PRIOR, more).bases)
+        sorted(b.parts.shape[-1] for b in plans.make_plan([reading], NO_PRIOR, more).bases)
         for more in (0, 1, 2)
     ]
     assert sizes == [[2], [3], [3, 4]]
@@ -171,7 +172,7 @@ def test_parts_that_are_missing_are_paid_at_the_odds_of_the_program():
     ]
     prior = np.log(np.array([[0.3, 0.6], [0.7, 0.4]]))
     models = [jax.tree.map(jnp.asarray, reading.at(0)) for reading in readings]
-    plan = candidates.make_plan(readings, prior)
+    plan = plans.make_plan(readings, prior)
     known = parses.odds(models, prior, plan.owner, propose.EDGE, 0.0)
     wanted = np.log(0.7 / 0.3) + 4 * np.log(0.1)
     assert float(known.state[1, 0] - known.state[0, 0]) == pytest.approx(wanted)

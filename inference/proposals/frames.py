@@ -1,0 +1,168 @@
+"""What a few points say of an object: tuples of points, put on a basis of its parts.
+
+One scene at a time, to be mapped over a batch. Hypotheses are the last axis.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy.stats import chi2
+
+from models.numerics.linalg import inverse_and_log_det, total
+from models.program.reading import LinearGaussianModel
+from models.templates import Parts
+
+OUTSIDE = 1e-6
+"""Share of a part's own points that a gate shuts out."""
+
+CELLS, AROUND = 512, 4
+"""Cells of the table of the plane along each side, and around a point, where it is near."""
+
+
+class Frames(NamedTuple):
+    """For each basis what its points say of all parts; the pose's mean is linear in them."""
+
+    linear: Float[Array, "bases most d size d"]
+    at_zero: Float[Array, "bases most d"]
+    """Where the parts are when the points of the basis are at the origin."""
+    spread: Float[Array, "bases most d"]
+    """How variable a part is given the basis, with the noise that the gate is made for."""
+    variance: Float[Array, "bases most d"]
+    """The same with the noise of the program."""
+    mean: Float[Array, "bases size d"]
+    """Where the basis is before it is seen, and the density of that."""
+    inverse: Float[Array, "bases size*d size*d"]
+    log_det: Float[Array, " bases"]
+    counted: Float[Array, "bases size d"]
+
+
+def frames_of(
+    model: LinearGaussianModel,
+    parts: Parts,
+    gate: Float[Array, "most d"],
+    k: Int[Array, ""],
+    basis: Int[Array, "bases size"],
+) -> Frames:
+    prior_precision, _ = inverse_and_log_det(model.pose_covariance[k])
+
+    def one(basis: Int[Array, " size"]) -> Frames:
+        F, mask = parts.F[basis], parts.feature_mask[basis]
+
+        def left_open(variance: Float[Array, "most d"]) -> tuple[Array, Array]:
+            precision = prior_precision + jnp.einsum("bdp,bd,bdq->pq", F, mask / variance[basis], F)
+            covariance, _ = inverse_and_log_det(precision)  # eq. Lambda_k
+            spread = jnp.einsum("ndp,pq,ndq->nd", parts.F, covariance, parts.F)
+            return covariance, variance + spread
+
+        covariance, spread = left_open(gate)
+        gain = jnp.einsum("pq,bdq,bd->pbd", covariance, F, mask / gate[basis])
+        pose = covariance @ (prior_precision @ model.pose_mean[k])  # eq. mu_k
+        pose = pose - jnp.einsum("pbd,bd->p", gain, parts.offset[basis])
+        rows = (F * mask[..., None]).reshape(-1, F.shape[-1])
+        noise = jnp.where(mask, parts.variance[basis], 1.0).ravel()
+        joint = jnp.einsum("ip,pq,jq->ij", rows, model.pose_covariance[k], rows) + jnp.diag(noise)
+        return Frames(
+            jnp.einsum("ndp,pbe->ndbe", parts.F, gain),
+            parts.F @ pose + parts.offset,
+            spread,
+            left_open(parts.variance)[1],
+            (parts.offset + parts.F @ model.pose_mean[k])[basis],
+            *inverse_and_log_det(joint),
+            mask.astype(float),
+        )
+
+    return jax.vmap(one)(basis)
+
+
+class Put(NamedTuple):
+    """Tuples of points as bases; hypotheses last."""
+
+    predicted: Float[Array, "most d H"]
+    """Where the parts are."""
+    spread: Float[Array, "most d H"]
+    """How variable that is, with the noise that the gate is made for."""
+    variance: Float[Array, "most d H"]
+    """The same with the noise of the program."""
+    log_basis: Float[Array, " H"]
+    """log p(points of the basis)."""
+    fixed: Int[Array, "most H"]
+    """The points of the basis, on their parts; -1 elsewhere."""
+
+
+def put_on(
+    model: LinearGaussianModel,
+    parts: Parts,
+    frames: Frames,
+    basis: Int[Array, "bases size"],
+    which: Int[Array, " H"],
+    tuples: Int[Array, "H size"],
+) -> Put:
+    """Tuples of points, each on the basis that `which` says."""
+    own = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1)[..., which], frames)
+    points = jnp.moveaxis(model.points[tuples], 0, -1)  # (size, d, H)
+    size, features = points.shape[:2]
+    predicted = own.at_zero + sum(
+        own.linear[:, :, b, e] * points[b, e] for b in range(size) for e in range(features)
+    )
+    residual = ((points - own.mean) * own.counted).reshape(-1, len(which))
+    energy = total(residual * total(own.inverse * residual[None], axis=1), axis=0)
+    number = own.counted.sum(axis=(0, 1))
+    log_basis = -0.5 * (energy + own.log_det + number * jnp.log(2 * jnp.pi))
+    is_part = jnp.arange(len(parts.F))[:, None, None] == basis[which]  # (most, H, size)
+    fixed = (is_part * (tuples + 1)).sum(axis=-1) - 1
+    return Put(predicted, own.spread, own.variance, log_basis, fixed)
+
+
+def promising(
+    model: LinearGaussianModel,
+    parts: Parts,
+    frames: Frames,
+    basis: Int[Array, "bases size"],
+    tuples: Int[np.ndarray, "tuples size"],
+    sound: Bool[Array, "bases tuples"],
+    judged: int,
+) -> Int[Array, " judged"]:
+    """The hypotheses of which most other parts are near some point, by a table of the plane.
+
+    Geometric hashing, as the paper remarks: to look a place up takes no longer where points are
+    many. Of places only the first two features are looked at.
+    """
+    seen = model.seen[:, :2].all(axis=1)
+    points = model.points[:, :2]
+    reach = jnp.sqrt(chi2.isf(OUTSIDE, 2) * frames.spread[..., :2].max(axis=-1))  # (bases, most)
+    low = jnp.where(seen[:, None], points, jnp.inf).min(axis=0)
+    high = jnp.where(seen[:, None], points, -jnp.inf).max(axis=0)
+    cell = jnp.maximum((high - low).max() / (CELLS - 2 * AROUND - 1), reach.max() / (AROUND - 0.5))
+
+    def place(x: Float[Array, "*shape 2"]) -> tuple[Int[Array, "*shape"], Bool[Array, "*shape"]]:
+        across = jnp.floor((x - low) / cell).astype(jnp.int32) + AROUND
+        inside = ((across >= 0) & (across < CELLS)).all(axis=-1)
+        return across[..., 0] * CELLS + across[..., 1], inside
+
+    # The table: how far, in cells, the middle of each cell is from the nearest point.
+    steps = np.stack(np.meshgrid(*[np.arange(-AROUND, AROUND + 1)] * 2), axis=-1).reshape(-1, 2)
+    corner = jnp.floor((points - low) / cell)
+    apart = corner[:, None] + steps + 0.5 - ((points - low) / cell)[:, None]
+    distance = jnp.where(seen[:, None], jnp.sqrt((apart**2).sum(axis=-1)), jnp.inf)
+    cells = place(points)[0][:, None] + steps @ np.array([CELLS, 1])
+    table = jnp.full(CELLS**2, jnp.inf, jnp.float32)
+    table = table.at[cells].min(distance.astype(jnp.float32), mode="drop")
+    put = jnp.moveaxis(points[tuples], 0, -1)  # (size, 2, tuples)
+
+    def of_basis(own: tuple[Frames, Array, Array, Array]) -> Float[Array, " tuples"]:
+        frame, basis, sound, reach = own
+        predicted = frame.at_zero[:, :2, None] + sum(
+            frame.linear[:, :2, b, e, None] * put[b, e] for b in range(len(put)) for e in (0, 1)
+        )
+        where, inside = place(jnp.moveaxis(predicted, 1, -1))
+        far = table[jnp.where(inside, where, 0)] - np.sqrt(0.5)
+        other = (jnp.arange(len(parts.F))[:, None] != basis).all(axis=1) & parts.feature_mask[:, 0]
+        hit = other[:, None] & inside & (far <= (reach / cell)[:, None])
+        return jnp.where(sound, total(hit.astype(jnp.float32), axis=0), -1.0)
+
+    hits = jax.lax.map(of_basis, (frames, basis, sound, reach))
+    _, best = jax.lax.top_k(hits.ravel(), judged)
+    return best

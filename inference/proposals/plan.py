@@ -1,0 +1,167 @@
+"""The plan of a search: kinds of objects, and the parts that tuples of points are put on."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from models.program.batches import Reading
+
+MAX_TUPLES = 1 << 14
+"""Tuples of points that are tried as a basis, beyond which some are drawn at random."""
+
+MAX_HYPOTHESES = 1 << 13
+"""Tuples of points on bases of an object up to which a basis is larger than it need be."""
+
+
+class Plan(NamedTuple):
+    """What is fixed about the objects of a program, as the search needs it; plain numpy."""
+
+    owner: Int[np.ndarray, " N"]
+    kind: Int[np.ndarray, " K"]
+    """Objects of one kind have the same template and pose prior, and share their candidates."""
+    first: Int[np.ndarray, " kinds"]
+    """The first object of each kind."""
+    twin: Int[np.ndarray, " K"]
+    """The first object that differs in nothing, the match prior included."""
+    members: Int[np.ndarray, "K most"]
+    """Parts of each object, padded with its first part."""
+    valid: Bool[np.ndarray, "K most"]
+    fewest: int
+    """Points that fix a pose."""
+    bases: tuple["Bases", ...]
+    """Of all kinds, those with bases of the same size together."""
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " K"]:
+        """How many parts each object has."""
+        return self.valid.sum(axis=1)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots for clutter."""
+        return int((self.owner == len(self.kind)).sum())
+
+
+class Bases(NamedTuple):
+    """Parts of some kinds of objects that a tuple of points is put on."""
+
+    kinds: Int[np.ndarray, " some"]
+    parts: Int[np.ndarray, "some bases size"]
+    """By place among the members; padded with the first basis."""
+    valid: Bool[np.ndarray, "some bases"]
+
+
+def make_plan(
+    readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"], more: int = 0
+) -> Plan:
+    """Kinds and bases; of bases that a symmetry of the template makes alike, the first.
+
+    Args:
+        readings: of the same scenes, at each state that an object may have.
+        log_prior: log probability of each state.
+        more: points of a basis beyond those that fix a pose, where hypotheses stay few.
+    """
+    skeleton, parts = readings[0].skeleton, readings[0].model.parts
+    groups = skeleton.parts
+    most = max(len(group) for group in groups)
+    members = np.array([np.r_[g, np.repeat(g[0], most - len(g))] for g in groups])
+    valid = np.arange(most) < np.array([len(g) for g in groups])[:, None]
+    kinds = [_same(reading, groups) for reading in readings]
+    kind_of = _firsts(len(groups), lambda j, k: all(same(j, k) for same in kinds))
+    twin = _firsts(
+        len(groups),
+        lambda j, k: (
+            kind_of[j] == kind_of[k]
+            and np.array_equal(log_prior[:, j], log_prior[:, k])
+            and all(
+                np.array_equal(*(reading.model.match_logits[:, groups[i]] for i in (j, k)))
+                for reading in readings
+            )
+        ),
+    )
+    first, kind = np.unique(kind_of, return_inverse=True)
+    fewest = min(-(-skeleton.pose_dim // skeleton.num_features), *(len(g) for g in groups))
+    is_fixed = not any(r.varies.parts.F or r.varies.parts.feature_mask for r in readings)
+    listed = []
+    for k in first:
+        F, mask = (np.asarray(x)[groups[k], ..., 0] for x in (parts.F, parts.feature_mask))
+        largest = min(fewest + more, len(groups[k]))
+        for size in range(largest, fewest - 1, -1):
+            every = list(itertools.combinations(range(len(groups[k])), size))
+            every = _different(F * mask[..., None], mask, every) if is_fixed else every
+            if len(every) * math.perm(len(skeleton.owner), size) <= MAX_HYPOTHESES:
+                break
+        listed.append(every)
+    owner = np.array(skeleton.owner)
+    return Plan(owner, kind, first, twin, members, valid, fewest, _by_size(listed))
+
+
+def _by_size(listed: list[list[tuple[int, ...]]]) -> tuple[Bases, ...]:
+    """Bases of all kinds, those of one size together, as arrays."""
+    groups = []
+    for size in sorted({len(every[0]) for every in listed}):
+        kinds = np.array([i for i, every in enumerate(listed) if len(every[0]) == size])
+        most = max(len(listed[i]) for i in kinds)
+        padded = np.array([listed[i] + listed[i][:1] * (most - len(listed[i])) for i in kinds])
+        valid = np.arange(most) < np.array([len(listed[i]) for i in kinds])[:, None]
+        groups.append(Bases(kinds, padded, valid))
+    return tuple(groups)
+
+
+def _same(reading: Reading, groups: list[np.ndarray]) -> Callable[[int, int], bool]:
+    """Whether two objects have the same template and pose prior at every scene."""
+    model = reading.model
+    of_parts = model.parts._replace(owner=np.zeros_like(model.parts.owner))
+
+    def same(j: int, k: int) -> bool:
+        return (
+            len(groups[j]) == len(groups[k])
+            and all(np.array_equal(x[groups[j]], x[groups[k]]) for x in of_parts)
+            and np.array_equal(model.pose_mean[j], model.pose_mean[k])
+            and np.array_equal(model.pose_covariance[j], model.pose_covariance[k])
+        )
+
+    return same
+
+
+def _firsts(count: int, same: Callable[[int, int], bool]) -> Int[np.ndarray, " K"]:
+    """For each object the first one that is the same."""
+    return np.array([next(j for j in range(k + 1) if j == k or same(j, k)) for k in range(count)])
+
+
+def _different(
+    F: Float[np.ndarray, "n d p"], mask: Bool[np.ndarray, "n d"], bases: list[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Bases from which the template does not look the same.
+
+    Where all parts are is a linear function of where the basis is. If the functions are the same
+    but for the names of the parts, so are the hypotheses.
+    """
+    known: set[bytes] = set()
+    kept = []
+    for basis in bases:
+        names = set()
+        for order in itertools.permutations(basis):  # tuples of points come in every order
+            inverse = np.linalg.pinv(F[list(order)].reshape(-1, F.shape[-1]))
+            seen = np.concatenate([F @ inverse, mask[..., None]], axis=-1)
+            rows = np.round(seen.reshape(len(F), -1), 6) + 0.0
+            names.add(rows[np.lexsort(rows.T)].tobytes())
+        if not names & known:
+            kept.append(basis)
+        known |= names
+    return kept
+
+
+def tuples_of_points(
+    num_points: int, size: int, rng_seed: int = 0
+) -> Int[np.ndarray, "tuples size"]:
+    """All ordered tuples of different rows, or some of them at random if they are too many."""
+    count = int(np.prod(num_points - np.arange(size)))
+    if count <= MAX_TUPLES:
+        return np.array(list(itertools.permutations(range(num_points), size)))
+    rng = np.random.default_rng(rng_seed)
+    return np.argsort(rng.random((MAX_TUPLES, num_points)), axis=1)[:, :size]
