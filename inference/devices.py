@@ -7,6 +7,7 @@ program is read with, is one for all threads.)
 """
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,16 @@ from jax.sharding import Mesh, PartitionSpec
 from models.errors import InputError
 
 AXIS = "scenes"
+
+QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+"""Options of XLA under which compilation takes half the time, and what is compiled is as fast."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """`jax.jit` with options that compile quickly, but for those that XLA_FLAGS sets."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    options = {name: value for name, value in QUICKLY.items() if name not in flags}
+    return jax.jit(function, compiler_options=options)
 
 
 @functools.lru_cache(maxsize=8)
@@ -43,7 +54,7 @@ def sharded(
         out_axis: the axis of scenes in what is returned.
     """
     if mesh is None:
-        return jax.jit(function)
+        return compiled(function)
 
     def cut(axis: int, x: Any) -> PartitionSpec:
         names: list[str | None] = [None] * len(x.shape)
@@ -59,4 +70,4 @@ def sharded(
             function, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False
         )(*batches)
 
-    return jax.jit(on_each)
+    return compiled(on_each)

@@ -48,7 +48,7 @@ def best_parses(plan: Plan, tables: Tables, count: int) -> Parses:
     A partition is K! assignments at most, and one that is not listed has none that is better than
     the last of the list. Clutter is no group of an object: it has one assignment only.
     """
-    position, weight = _best_configurations(tables.subsets, plan.levels, count)
+    position, weight = best_configurations(tables.subsets, plan.levels, count)
     complete = weight.shape[0] < count
     log_unlisted = jnp.where(complete, LOG_ZERO, weight[-1] + math.lgamma(plan.num_objects + 1))
     return Parses(position, _partition_weight(plan, tables, position), log_unlisted)
@@ -58,14 +58,14 @@ def best_match(plan: Plan, tables: Tables) -> Int[Array, "M *scenes"]:
     """The part of each point in the single most probable match."""
     cells = [flat(grid) for grid in tables.grids]
     best = [largest_sum((x, placed.ways)) for x, placed in zip(cells, plan.placed, strict=True)]
-    position = _best_configurations(tuple(best), plan.levels, 1)[0][:, 0]
+    position = best_configurations(tuple(best), plan.levels, 1)[0][:, 0]
     match = jnp.zeros((plan.num_points + 1, *tables.evidence.shape), int)
     scene = jnp.arange(len(tables.evidence))
     for weights, parts, placed, p in zip(cells, plan.parts, plan.placed, position, strict=True):
         padded = jnp.concatenate([weights, jnp.full_like(weights[:1], LOG_ZERO)])
         ways = jnp.asarray(placed.ways)[:, p]
         way = padded[ways, scene].argmax(axis=0)
-        point = _points_of(placed, ways[way, scene])  # (scenes, n)
+        point = points_of(placed, ways[way, scene])  # (scenes, n)
         match = match.at[point, scene[:, None]].set(jnp.asarray(parts))
     return match[: plan.num_points]
 
@@ -87,7 +87,7 @@ def draw(key: Array, model: LinearGaussianModel, plan: Plan, tables: Tables, cou
         weights = jnp.append(tables.grids[k].log_weight[..., 0].ravel(), LOG_ZERO)
         ways = jnp.asarray(placed.ways)[:, position]
         cell = ways[jax.random.categorical(way_key, weights[ways], axis=0), jnp.arange(count)]
-        point = _points_of(placed, cell)
+        point = points_of(placed, cell)
         match = match.at[jnp.arange(count)[:, None], point].set(jnp.asarray(plan.parts[k]))
     match = match[:, : plan.num_points]
     return Draws(match, draw_poses(key, model, plan.owner, match))
@@ -136,7 +136,7 @@ def poses_given(
     return prior_mean + shift, steps.factor
 
 
-def _points_of(placed: Placements, cell: Int[Array, " n"]) -> Int[Array, "n parts"]:
+def points_of(placed: Placements, cell: Int[Array, "*n"]) -> Int[Array, "*n parts"]:
     """The point on each part, in the placements at these cells of the grid."""
     row, column = jnp.divmod(cell, len(placed.right))
     return jnp.concatenate(
@@ -144,7 +144,7 @@ def _points_of(placed: Placements, cell: Int[Array, " n"]) -> Int[Array, "n part
     )
 
 
-def _best_configurations(
+def best_configurations(
     tables: tuple[Float[Array, "subsets *scenes"], ...], levels: tuple[Level, ...], count: int
 ) -> tuple[Int[Array, "K found *scenes"], Float[Array, "found *scenes"]]:
     """The ways of the highest weight to give each object a subset, at most `count` of them.

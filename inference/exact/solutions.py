@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference.conditions.combine import NUM_PARTITIONS
 from inference.conditions.problem import Problem
+from inference.devices import compiled
 from inference.exact import assignments
 from inference.exact.assignments import Listing
 from inference.exact.parses import best_match, best_parses, group_labels
@@ -158,7 +159,7 @@ def _solver(
     alike = skeleton.alike
     swaps = math.prod(math.factorial(alike.count(first)) for first in set(alike))
 
-    @jax.jit
+    @compiled
     def solve(pieces: LinearGaussianModel, order: Int[AnyArray, "scenes N"]) -> Solution:
         model, fits, reach = ordered(pieces, plan, order)
         if isinstance(plan, Listing):
@@ -258,3 +259,10 @@ def _reach(model: LinearGaussianModel, owner: Int[np.ndarray, " N"]) -> Float[Ar
     size = jnp.abs(model.points).max(axis=0) + predicted
     reach = (model.parts.feature_mask * size / jnp.sqrt(variance)).max(axis=(0, 1))
     return jnp.broadcast_to(reach, model.points.shape[-1:])
+
+
+def points_first(
+    present: Bool[np.ndarray, "scenes N"],
+) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
+    """An order of the rows with the points before the dummies, and the numbers of points."""
+    return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)

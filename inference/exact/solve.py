@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from inference.conditions import solve
 from inference.conditions.combine import NUM_PARTITIONS
 from inference.conditions.problem import Problem, read_problem
+from inference.devices import compiled
 from inference.exact import assignments
 from inference.exact.assignments import Listing
 from inference.exact.parses import Draws, draw
@@ -24,6 +25,7 @@ from inference.exact.solutions import (
     Solution,
     ordered,
     plan_of,
+    points_first,
     refuse_if_unfit,
     solutions,
 )
@@ -72,7 +74,7 @@ def _solved(problem: Problem, report: Report) -> Result:
         np.zeros((num_scenes, *x.shape[:-1]))
         for x in (problem.reading.model.pose_mean, problem.reading.model.pose_covariance)
     )
-    order, sizes = _points_first(scenes.present)
+    order, sizes = points_first(scenes.present)
     log_sum = np.zeros(num_scenes)
     match_probs = np.zeros((num_scenes, num_rows, num_rows))
     parts = np.full((num_scenes, num_rows), -1)
@@ -160,20 +162,13 @@ def sample(program: Program, scene: Scene, rng_key: Array, num_samples: int = 10
 def _sample(problem: Problem, key: Array, num_samples: int) -> Draws:
     """Draws of match and poses for a problem of one scene."""
     scenes = problem.scenes
-    order, sizes = _points_first(scenes.present)
+    order, sizes = points_first(scenes.present)
     sampler = _sampler(problem.skeleton, int(sizes[0]), num_samples)
     drawn, fits, reach = jax.tree.map(np.asarray, sampler(key, problem.reading.model, order))
     refuse_if_unfit(fits, reach)
     match = np.full((num_samples, scenes.points.shape[1]), -1)
     match[:, order[0, : sizes[0]]] = drawn.match
     return Draws(match, drawn.pose)
-
-
-def _points_first(
-    present: Bool[np.ndarray, "scenes N"],
-) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
-    """An order of the rows with the points before the dummies, and the numbers of points."""
-    return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)
 
 
 @functools.lru_cache(maxsize=64)
@@ -183,7 +178,7 @@ def _sampler(
     """Draws, and what `refuse_if_unfit` looks at."""
     plan = plan_of(skeleton, num_points)
 
-    @jax.jit
+    @compiled
     def sampler(
         key: Array, pieces: LinearGaussianModel, order: Int[AnyArray, "1 N"]
     ) -> tuple[Draws, Array, Array]:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from inference.conditions.sets import Table, possible_values
+from inference.devices import compiled
 from inference.mcmc.tempering import bridge, check_rungs
 from inference.method import Report, reporter
 from inference.posterior.draws import (
@@ -169,4 +170,4 @@ def _compiled(
 
         return jax.lax.scan(lambda states, keys: jax.vmap(chain)(keys, states), states, keys)
 
-    return jax.jit(jax.vmap(init, in_axes=(0, None))), jax.jit(advance)
+    return compiled(jax.vmap(init, in_axes=(0, None))), compiled(advance)

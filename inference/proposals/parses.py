@@ -5,19 +5,29 @@ density of the points, their match and the states of the objects, relative to po
 explained alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from scipy.stats import chi2
 
 from inference.proposals.candidates import Candidates, best_few
+from inference.proposals.frames import OUTSIDE
 from inference.proposals.plan import Plan
 from models.numerics.arrays import AnyArray
+from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
+
+NUM_PARSES = 16
+"""Parses of a scene that are kept."""
+
+EDGE = float(0.5 * chi2.isf(OUTSIDE, 2))
+"""Nats that a point at the edge of a gate costs, in units of the gate."""
 
 _NEVER = 1e3  # nats; what a missing part costs that the program does not allow to be missing
 
@@ -60,6 +70,37 @@ class Parses(NamedTuple):
     is_clear: Bool[AnyArray, " W"]
     """Whether every object that has points has more of them than would fix any pose, all those that
     may not be missing, and there is a slot for every point that is left over."""
+
+
+class Pass(NamedTuple):
+    """A search for the parses of some scenes."""
+
+    gate: float
+    """Variance that points are met with, in units of the noise; zero for the tightest."""
+    block: int
+    """Scenes that are searched together, at most."""
+    group: Int[np.ndarray, " scenes"]
+    """Only scenes of one group are searched together."""
+    search: Callable[[Int[np.ndarray, " block"]], Parses]
+    """From the numbers of some scenes."""
+
+
+def with_points(readings: Sequence[Reading]) -> tuple[int, ...]:
+    """The states in which some object may have a point."""
+
+    def may_have(model: LinearGaussianModel) -> bool:
+        of_objects = ~np.asarray(model.parts.is_clutter)[:, 0]
+        of_points = model.seen.any(axis=1)[:, None]
+        return bool((np.isfinite(model.match_logits[:, of_objects]) & of_points).any())
+
+    return tuple(s for s, reading in enumerate(readings) if may_have(reading.model))
+
+
+def judged_at(model: LinearGaussianModel, gate: Float[Array, "N d"]) -> LinearGaussianModel:
+    """The pieces of a program with the noise of objects that a gate is made for."""
+    is_clutter = model.parts.is_clutter[:, None]
+    variance = jnp.where(is_clutter, model.parts.variance, gate)
+    return replace(model, parts=model.parts._replace(variance=variance))
 
 
 def odds(

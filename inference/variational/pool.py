@@ -80,9 +80,9 @@ def engine(
     """For programs of one skeleton. Each part is compiled once for each width of the pool."""
     structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
-    compiled = functools.partial(sharded, mesh=mesh_of(devices))
+    on_devices = functools.partial(sharded, mesh=mesh_of(devices))
 
-    @compiled
+    @on_devices
     def launch(model: LinearGaussianModel, keys: Array, match: Int[Array, "N runs"]) -> Pool:
         def make_start(model: LinearGaussianModel, key: Array, match: Int[Array, " N"]) -> Start:
             if start == "parses":
@@ -98,19 +98,19 @@ def engine(
         nothing = np.full((len(model.points), len(keys)), -1)
         return launch(model, keys, nothing if match is None else match)
 
-    @compiled
+    @on_devices
     def advance(pool: Pool) -> Pool:
         def one(_: int, state: State) -> State:
             return step(pool.model, structure, projection, state, schedule)
 
         return pool._replace(state=jax.lax.fori_loop(0, SEGMENT, one, pool.state))
 
-    @compiled
+    @on_devices
     def advance_one(pool: Pool) -> Pool:
         new = step(pool.model, structure, projection, pool.state, schedule)
         return pool._replace(state=new)
 
-    @compiled
+    @on_devices
     def insert(pool: Pool, new: Pool, slots: Int[Array, " new"]) -> Pool:
         def put(old: Array, x: Array) -> Array:
             shared = old.shape[-1:] != pool.state.done.shape

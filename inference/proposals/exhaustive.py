@@ -1,0 +1,230 @@
+"""All parses of a small scene, from the tables of exact inference.
+
+Where points are few and objects have few parts, every placement of points on an object can be
+tried, and the best ways to put objects together follow by dynamic programming: nothing is guessed.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from inference.devices import compiled
+from inference.exact.parses import best_configurations, points_of
+from inference.exact.permutations import LOG_ZERO, Plan, flat, largest_sum, object_grid
+from inference.exact.permutations import make_plan as exact_plan
+from inference.exact.solutions import ordered, points_first
+from inference.exact.subsets import count_placements, count_splits
+from inference.proposals.parses import (
+    EDGE,
+    NUM_PARSES,
+    Odds,
+    Parses,
+    Pass,
+    judged_at,
+    odds,
+    with_points,
+)
+from inference.proposals.plan import make_plan
+from models.numerics.arrays import AnyArray
+from models.program.batches import Reading, Skeleton
+from models.program.reading import LinearGaussianModel
+
+MAX_PLACEMENTS, MAX_SPLITS = 1 << 17, 1 << 20
+"""Placements on an object, and splits of point sets, up to which all parses are looked at."""
+
+GATES = (1.0, 4.0, 25.0)
+"""Variances that whole objects are looked for with, in units of the noise, until they explain all
+points: which of them do it best hardly depends on the noise."""
+
+BLOCK = 64
+"""Scenes that are searched at a time."""
+
+MAX_SWAPS = 8
+"""Names of identical objects that a parse is expected to be found with, at most."""
+
+Search = Callable[[list[LinearGaussianModel], AnyArray, AnyArray, float], Parses]
+"""From the pieces of scenes at each state, the log prior of the states, an order of the rows with
+points first, and the gate."""
+
+
+def is_small(readings: Sequence[Reading]) -> bool:
+    """Whether all parses of every scene can be looked at.
+
+    As for exact inference, points are seen whole or not at all, and dummy rows are alike.
+    """
+    skeleton = readings[0].skeleton
+    sizes = tuple(len(group) for group in skeleton.groups)
+    most = int(readings[0].model.seen.any(axis=1).sum(axis=0).max())
+    return (
+        all(map(_is_plain, readings))
+        and max(count_placements(most, size) for size in sizes) <= MAX_PLACEMENTS
+        and count_splits(most, sizes) <= MAX_SPLITS
+    )
+
+
+def _is_plain(reading: Reading) -> bool:
+    seen, logits = reading.model.seen, reading.model.match_logits
+    is_point = seen.all(axis=1)
+    dummy = ~is_point[:, None]
+    low = np.where(dummy, logits, np.inf).min(axis=0)
+    high = np.where(dummy, logits, -np.inf).max(axis=0)
+    return bool((is_point == seen.any(axis=1)).all() and ((low == high) | (high < low)).all())
+
+
+def passes(
+    readings: list[Reading], log_prior: Float[np.ndarray, "S K"], whole: bool
+) -> Iterator[Pass]:
+    """With the noise of the program or, for whole objects, with more and more of it."""
+    model, states, skeleton = readings[0].model, with_points(readings), readings[0].skeleton
+    twin = tuple(make_plan(readings, log_prior).twin.tolist())
+    present = np.broadcast_to(model.seen.any(axis=1), (len(model.points), model.points.shape[-1]))
+    order, size = points_first(present.T)
+    for gate in GATES if whole else GATES[:1]:
+
+        def search(some: Int[np.ndarray, " block"], gate: float = gate) -> Parses:
+            compiled = _search(skeleton, twin, int(size[some[0]]), states, whole)
+            pieces = [reading.take(some) for reading in readings]
+            return compiled(pieces, log_prior, order[some], gate)
+
+        yield Pass(gate, BLOCK, size, search)
+
+
+@functools.lru_cache(maxsize=64)
+def _search(
+    skeleton: Skeleton,
+    twin: tuple[int, ...],
+    num_points: int,
+    states: tuple[int, ...],
+    whole: bool,
+) -> Search:
+    """Compiled once for each number of points.
+
+    Args:
+        twin: for each object the first one that differs in nothing.
+        states: those in which objects may have points.
+    """
+    plan = exact_plan(skeleton, num_points)
+    num_objects = plan.num_objects
+    plan = plan._replace(template=(*twin, *range(num_objects, len(plan.parts))))
+    lack = EDGE if whole else 0.0
+    sizes = np.array([len(parts) for parts in plan.parts[:num_objects]])
+
+    @compiled
+    def search(
+        models: list[LinearGaussianModel],
+        log_prior: Float[Array, "S K"],
+        order: Int[Array, "scenes N"],
+        gate: Float[Array, ""],
+    ) -> Parses:
+        width = len(order)
+        judged = [ordered(model, plan, order)[0] for model in models]
+        if whole:
+            judged = [judged_at(model, gate * model.parts.variance) for model in judged]
+        known = _odds(judged, log_prior, plan.owner, width)
+        cells, subsets, of_state = [], [], []
+        for k, first in enumerate(plan.template):
+            if first == k:
+                own = [_weights(judged[s], known, plan, k, s, lack, width) for s in states]
+                best = jnp.stack([largest_sum((x, plan.placed[k].ways)) for x in own])
+                empty = jnp.asarray(plan.placed[k].masks == 0)[:, None]
+                cells.append(jnp.stack(own))
+                subsets.append(jnp.where(empty, 0.0, best.max(axis=0)))
+                of_state.append(best.argmax(axis=0))
+            else:
+                for known_of in (cells, subsets, of_state):
+                    known_of.append(known_of[first])
+        position, value = _distinct(plan, tuple(subsets), NUM_PARSES)
+        scene = jnp.arange(width)
+        match = jnp.full((len(plan.owner), NUM_PARSES, width), -1)
+        state = jnp.broadcast_to(known.state.argmax(axis=0)[:, None], (num_objects, *value.shape))
+        for k, parts in enumerate(plan.parts):
+            place = jnp.minimum(position[k], len(plan.placed[k].masks) - 1)
+            which = of_state[k][place, scene]
+            point = _placed(plan, k, cells[k], place, which)
+            match = match.at[parts].set(jnp.moveaxis(point, -1, 0))
+            if k < num_objects:
+                has_points = (point >= 0).any(axis=-1)
+                own_state = jnp.asarray(states)[which]
+                state = state.at[k].set(jnp.where(has_points, own_state, state[k]))
+        row = jnp.take_along_axis(order.T[:, None], jnp.maximum(match, 0), axis=0)
+        number = jnp.stack([(match[parts] >= 0).sum(axis=0) for parts in plan.parts[:num_objects]])
+        missing = jnp.where(number > 0, sizes[:, None, None] - number, 0).sum(axis=0)
+        found = Parses(
+            match=jnp.where(match >= 0, row, -1),
+            state=state,
+            value=value,
+            misfit=jnp.zeros_like(value),
+            left_over=jnp.zeros_like(missing),
+            missing=missing,
+            is_clear=jnp.ones_like(missing, bool),
+        )
+        return jax.tree.map(lambda x: jnp.moveaxis(x, (-1, -2), (0, 1)), found)
+
+    return search
+
+
+def _odds(
+    models: list[LinearGaussianModel], log_prior: Array, owner: np.ndarray, width: int
+) -> Odds:
+    """The odds of every scene, with the axis of scenes last."""
+    axes = jax.tree.map(lambda x: -1 if x.shape[-1] == width else None, tuple(models))
+    single = jax.tree.map(lambda x: x if x.shape[-1] == width else x[..., 0], tuple(models))
+    of_scene = functools.partial(odds, log_prior=log_prior, owner=owner, outside=0.0, lack=0.0)
+    return jax.vmap(of_scene, (axes,), -1)(single)
+
+
+def _weights(
+    model: LinearGaussianModel, odds: Odds, plan: Plan, k: int, s: int, lack: float, width: int
+) -> Float[Array, "cells scenes"]:
+    """Log weight of every placement on object k, or on the background, in state s."""
+    is_object = k < plan.num_objects
+    unmet = jnp.full((1, len(plan.owner), width), -lack if is_object else 0.0)
+    pairs = jnp.concatenate([odds.pair[s, : plan.num_points], unmet])
+    rows = min(plan.num_points + 1, len(model.points))  # with no dummy row every part has a point
+    own = replace(model, points=model.points[:rows], match_logits=pairs[:rows])
+    grid = object_grid(own, k, plan.parts[k], plan.placed[k], plan.num_points)
+    return flat(grid) + (odds.state[s, k] if is_object else 0.0)
+
+
+def _distinct(
+    plan: Plan, subsets: tuple[Float[Array, "subsets scenes"], ...], count: int
+) -> tuple[Int[Array, "K count scenes"], Float[Array, "count scenes"]]:
+    """The best parses that differ in more than the names of identical objects."""
+    swaps = math.prod(math.factorial(plan.template.count(k)) for k in set(plan.template))
+    position, value = best_configurations(subsets, plan.levels, count * min(swaps, MAX_SWAPS))
+    for k, first in enumerate(plan.template):
+        before = [j for j in range(k) if plan.template[j] == first]
+        if before:
+            value = jnp.where(position[before[-1]] >= position[k], value, -jnp.inf)
+    value = jnp.where(value > LOG_ZERO / 2, value, -jnp.inf)
+    lacking = max(count - len(value), 0)
+    value = jnp.pad(value, ((0, lacking), (0, 0)), constant_values=-jnp.inf)
+    position = jnp.pad(position, ((0, 0), (0, lacking), (0, 0)))
+    best = jnp.argsort(-value, axis=0)[:count]
+    return (
+        jnp.take_along_axis(position, best[None], axis=1),
+        jnp.take_along_axis(value, best, axis=0),
+    )
+
+
+def _placed(
+    plan: Plan,
+    k: int,
+    cells: Float[Array, "states cells scenes"],
+    place: Int[Array, "count scenes"],
+    which: Int[Array, "count scenes"],
+) -> Int[Array, "count scenes n"]:
+    """The point on each part of object k in the best placement of a subset, -1 for none."""
+    scene = jnp.arange(cells.shape[-1])
+    ways = jnp.asarray(plan.placed[k].ways)[:, place]  # (most, count, scenes)
+    inside = ways < cells.shape[1]
+    weight = jnp.where(inside, cells[which, jnp.where(inside, ways, 0), scene], -jnp.inf)
+    best = jnp.take_along_axis(ways, weight.argmax(axis=0)[None], axis=0)[0]
+    point = points_of(plan.placed[k], best)
+    return jnp.where(point < plan.num_points, point, -1)
