@@ -47,7 +47,7 @@ def _exact(
     return exact.run(program, scene, progress_bar=progress_bar)
 
 
-_svi = functools.partial(svi.run, num_restarts=8, num_particles=4)
+_svi = functools.partial(svi.run, num_particles=4)
 _nuts = functools.partial(nuts.run, num_warmup=100, num_samples=100)
 _gibbs = functools.partial(gibbs.run, num_warmup=100, num_samples=100, num_temperatures=12)
 
@@ -60,7 +60,6 @@ FARTHEST, NEAREST = 1e4, 1e-6
 _ASCENT = frozenset(
     {
         "num_restarts",
-        "confirmations",
         "init_strategy",
         "projection",
         "schedule",
@@ -105,7 +104,7 @@ class Preset(NamedTuple):
 
 _PUBLISHED = Method(published.run, "doubly_stochastic", frozenset({"num_restarts"}))
 
-_PAPER: dict[str, Any] = {"init_strategy": "uniform", "num_restarts": 5, "confirmations": None}
+_PAPER: dict[str, Any] = {"init_strategy": "uniform", "num_restarts": 5}
 
 PRESETS: dict[str, dict[str, Preset]] = {
     "default": {},

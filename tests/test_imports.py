@@ -118,7 +118,7 @@ def later():
         ("from inference.mcmc.chains import run_chains", {"mcmc"}),
         ("from inference import mcmc, result", {"mcmc"}),
         ("import inference.plots.scenes", {"plots"}),
-        ("from inference import exact", {"exact"}),
+        ("from inference import ransac", {"ransac"}),
         ("from inference import to_arviz", {"to_arviz"}),  # the front door is for users
         ("def later():\n    from inference.diagnostics import metrics", {"diagnostics"}),
         (

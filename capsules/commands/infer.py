@@ -211,7 +211,6 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
         "points": points,
         **({"clutter": clutter} if result.owner.max() == len(names) else {}),
         **{name: float(value) for name, value in bounds.items() if value is not None},
-        **{name: result.details[name] for name in ("presence_search",) if name in result.details},
     }
 
 
@@ -246,6 +245,3 @@ def _print(answer: dict[str, Any], status: str) -> None:
     console.print(objects)
     console.print(points)
     console.print(status, highlight=False, style="dim")
-    if answer.get("presence_search") == "greedy":
-        sentence = "not all sets of present objects were tried: a greedy search chose among them"
-        console.print(sentence, highlight=False, style="dim")

@@ -104,9 +104,9 @@ def importance(
 
 
 def local_optima(program: Program, scene: Scene, rng_key: Array, num_restarts: int = 256) -> Result:
-    """Where coordinate ascent ends from each of many starts: one scene of a batch for each."""
+    """Where coordinate ascent ends from each of many random R: one scene of a batch for each."""
     copies = scene.batch().take(np.zeros(num_restarts, int))
-    return cavi.run(program, copies, rng_key, num_restarts=1)
+    return cavi.run(program, copies, rng_key, num_restarts=1, init_strategy="uniform")
 
 
 def weigh(log_weights: Float[np.ndarray, " draws"]) -> Trust:

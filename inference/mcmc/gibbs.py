@@ -176,7 +176,7 @@ def run(
             mixture, a Gamma `precision`, Dirichlet `part_probs`, finite discrete sites and up to
             two further continuous scalars are welcome.
         num_temperatures: replicas of each chain; 1 for no tempering.
-        init_strategy: begin at restarts of coordinate ascent, or at draws of the prior.
+        init_strategy: begin at q after coordinate ascent, or at draws of the prior.
     """
     budget = Budget(
         num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar

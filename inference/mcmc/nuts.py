@@ -196,7 +196,7 @@ def run(
             exchanged, which takes more of them than Gibbs sampling: 12 to 16 for two objects, more
             by the root of the number of pose dimensions and by the logarithm of the precision. If
             a `swap_rate` in `details` is below 0.2, there are too few.
-        init_strategy: begin at restarts of coordinate ascent, with the mass matrix that they
+        init_strategy: begin at q after coordinate ascent, with the mass matrix that they
             suggest, or at draws of the prior. At a precision of 1e4 few chains find their way from
             the prior.
     """

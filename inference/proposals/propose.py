@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from inference.proposals import exhaustive, likely
 from inference.proposals.parses import NUM_PARSES, Parses, Pass
@@ -50,6 +50,19 @@ def propose(
         if not len(left):
             break
     return best
+
+
+def propose_whole(reading: Reading) -> Parses:
+    """The parses of whole objects, of a program that leaves no state of them open."""
+    return propose([reading], np.zeros((1, reading.skeleton.num_objects)), whole=True)
+
+
+def drawn(parses: Parses, rng_key: Array, count: int) -> Parses:
+    """Draws of the parses of each scene, in proportion to their weights."""
+    noise = jax.random.gumbel(rng_key, (len(parses.value), count, parses.value.shape[1]))
+    chosen = np.asarray((parses.value[:, None] + noise).argmax(axis=2))
+    scene = np.arange(len(chosen))[:, None]
+    return jax.tree.map(lambda x: x[scene, chosen], parses)._replace(value=np.zeros(chosen.shape))
 
 
 def _is_enough(first: Parses, gate: float, whole: bool) -> Bool[np.ndarray, " scenes"]:

@@ -5,6 +5,7 @@ values are soon too many to try them all. Parses say which are worth it.
 """
 
 import itertools
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from numpyro.distributions import Distribution
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.solve import Conditions, Runs, Solve, mixed, refuse_impossible
 from inference.proposals.parses import Parses
+from inference.proposals.plan import make_plan
 from inference.proposals.propose import CLOSE, propose
 from inference.result import Result
 from models.errors import ConjugacyError
@@ -23,6 +25,9 @@ from models.scenes import Scene
 
 MAX_SETS = 8
 """Joint states of a scene's objects that are solved at most."""
+
+MAX_SWAPS = 8
+"""Ways in which identical objects may have exchanged their states that are all solved."""
 
 CHANGES = 3
 """Objects whose state is changed where no parse is possible as it is."""
@@ -35,8 +40,7 @@ def solve_likely_states(
 
     The result is that of `inference.conditions.solve.solve` without the states that no parse near
     the best one has, so its ELBO is still a lower bound. Of states that differ only in which of
-    several objects that are alike has which, it counts one: that the program cannot tell them
-    apart at these states is not known.
+    several identical objects has which, all are solved where they are few, and else one.
 
     Args:
         left_open: the sites that the program leaves open; a single one is required, with an entry
@@ -55,7 +59,8 @@ def solve_likely_states(
     log_prior = np.stack([np.broadcast_to(prior.log_prob(x), prior.shape()) for x in support])
     readings = [reading.some(own) for own in each]
     parses = propose(readings, log_prior, whole=False)
-    scene, flags, own = _by_state(parses)
+    twin = make_plan(readings, log_prior).twin
+    scene, flags, own = _with_swaps(*_by_state(parses), twin, reading.skeleton.parts)
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
     unmet = np.setdiff1d(np.arange(num_scenes), scene[possible])
@@ -112,6 +117,51 @@ def _by_state(
     chosen = jax.tree.map(lambda x: x[rows[:, None], columns], parses)
     chosen = chosen._replace(value=np.where(columns >= 0, chosen.value, -np.inf))
     return rows, np.stack(flags), chosen
+
+
+def _with_swaps(
+    scene: Int[np.ndarray, " runs"],
+    flags: Int[np.ndarray, "runs K"],
+    own: Parses,
+    twin: Int[np.ndarray, " K"],
+    parts: list[np.ndarray],
+) -> tuple[Int[np.ndarray, " more"], Int[np.ndarray, "more K"], Parses]:
+    """The same, and with them states that identical objects have exchanged, where those are few."""
+    runs, sources = [], []
+    for i, state in enumerate(flags):
+        swaps = list(itertools.islice(_exchanges(state, twin), MAX_SWAPS + 1))
+        swaps = swaps if len(swaps) <= MAX_SWAPS else swaps[:1]
+        runs += [i] * len(swaps)
+        sources += swaps
+    source = np.array(sources)  # the object that each takes the place of
+    part_of = np.tile(np.arange(own.match.shape[-1]), (len(runs), 1))
+    for row, order in zip(part_of, source, strict=True):
+        for k, j in enumerate(order):
+            row[parts[k]] = parts[j]
+    more = jax.tree.map(lambda x: np.asarray(x)[runs], own)
+    more = more._replace(match=np.take_along_axis(more.match, part_of[:, None], axis=2))
+    return scene[runs], np.take_along_axis(flags[runs], source, axis=1), more
+
+
+def _exchanges(state: Int[np.ndarray, " K"], twin: Int[np.ndarray, " K"]) -> Iterator[list[int]]:
+    """Orders of the objects that put twins in each other's places, one for each joint state.
+
+    The first one is the order as it is.
+    """
+
+    def fill(k: int, order: list[int]) -> Iterator[list[int]]:
+        if k == len(state):
+            yield order
+            return
+        free = [j for j in range(len(state)) if twin[j] == twin[k] and j not in order]
+        free.sort(key=lambda j: (state[j] != state[k], j))
+        known = set()
+        for j in free:
+            if state[j] not in known:
+                known.add(state[j])
+                yield from fill(k + 1, [*order, j])
+
+    return fill(0, [])
 
 
 def _neighbours(flags: Int[np.ndarray, " K"], num_states: int) -> Int[np.ndarray, "near K"]:

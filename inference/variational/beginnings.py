@@ -1,10 +1,10 @@
 """Where Markov chains and automatic guides begin: at draws of q, or of the prior.
 
 A scene's posterior is sharp (a precision of 1e4) and has many modes, so chains that begin at the
-prior seldom arrive. By default they begin at draws of q from restarts of coordinate ascent, a
-restart for each chain, given the best values of the program's conditions. That needs a conjugate
-program; where the program is not, `stand_in` is a conjugate program nearby, good enough to begin
-from.
+prior seldom arrive. By default they begin at draws of q after coordinate ascent, from a parse for
+each chain that is drawn by its weight, given the best values of the program's conditions. That
+needs a conjugate program; where the program is not, `stand_in` is a conjugate program nearby, good
+enough to begin from.
 """
 
 import functools
@@ -35,9 +35,6 @@ from models.program.batches import Reading, read_scenes
 from models.program.marginal import pose_of
 from models.program.reading import Program
 from models.scenes import Scene
-
-RESTARTS = 8
-"""Runs of coordinate ascent for each chain, the best of which it begins at."""
 
 _PRIOR_DRAWS = 255
 
@@ -82,7 +79,9 @@ def beginnings(
     if start == "vi":
         copies = Scene(**scene.batch().take(np.zeros(num_chains, int)).observed)
         # q given the best values of the conditions, not mixed over them
-        found = cavi.run(conditioned(nearby, best), copies, vi_key, num_restarts=RESTARTS)
+        found = cavi.run(
+            conditioned(nearby, best), copies, vi_key, num_restarts=1, init_strategy="draws"
+        )
         covariance = jnp.asarray(found.pose_covariance)
         pose = dist.MultivariateNormal(found.pose_mean, covariance).sample(pose_key)
         if names == ("pose",):
@@ -110,7 +109,7 @@ def _nearby(program: Program, scene: Scene, key: Array) -> tuple[Program, dict[s
 def _best_conditions(program: Program, scene: Scene, key: Array) -> dict[str, Any]:
     if isinstance(read_scenes(program, Scene(**scene.batch().observed)), Reading):
         return {}
-    found = cavi.run(program, Scene(**scene.observed), key, num_restarts=RESTARTS)
+    found = cavi.run(program, Scene(**scene.observed), key)
     return {name: jnp.asarray(x) for name, x in found.conditions.items()}
 
 

@@ -14,10 +14,9 @@ from jaxtyping import Array
 from guides.projections import PROJECTIONS
 from inference.conditions import solve as conditions
 from inference.conditions.problem import Problem
-from inference.conditions.search import search
 from inference.method import Report, method, reporter
 from inference.proposals.parses import Parses
-from inference.proposals.propose import propose
+from inference.proposals.propose import drawn, propose_whole
 from inference.proposals.states import solve_likely_states
 from inference.result import Result, partition
 from inference.variational.ascent import Schedule
@@ -38,7 +37,6 @@ PUBLISHED_GMM: dict[str, Any] = {
     "init_strategy": "uniform",
     "projection": "softmax",
     "num_restarts": 5,
-    "confirmations": None,
     "schedule": Schedule(beta_max=0.05, max_steps=500),
     "fewest_points": 0.0,
 }
@@ -54,8 +52,7 @@ def run(
     rng_key: Array,
     *,
     num_restarts: int = 16,
-    confirmations: int | None = 3,
-    init_strategy: Literal["poses", "parses", "uniform"] = "poses",
+    init_strategy: Literal["parses", "draws", "uniform"] = "parses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax"] = "auto",
     schedule: Schedule = _DEFAULT,
     fewest_points: float = 2.0,
@@ -69,42 +66,41 @@ def run(
         program: a NumPyro program with a Normal pose prior, one of the three match priors, and
             `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
         rng_key: a scene's result depends on it and on the scene's place in the batch.
-        num_restarts: runs for each scene, at most.
-        confirmations: with random starts, a scene is done as soon as so many runs have reached its
-            best ELBO; None to make all of its runs.
-        init_strategy: random "poses" that tuples of points suggest; the best "parses" of the scene,
-            each a run while it could still win, for scenes with parts missing; or the paper's
-            "uniform" random R.
+        num_restarts: runs for each scene; of parses at most, and only those that could still win.
+        init_strategy: the best "parses" of the scene; "draws" of them, in proportion to their
+            weights; or the paper's "uniform" random R.
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
         fewest_points: a run ends in a sparse solution if an object surely has a point but not so
-            many in all; it is started anew, up to four times for each restart, and others go before
-            it. Zero lets every run pass.
+            many in all; others go before it, and a random start is made anew, up to four times for
+            each restart. Zero lets every run pass.
         history: keep the ELBO's terms, beta, R and poses of each step of the best run.
         devices: local devices that the runs are spread over.
         progress_bar: show one, or call a function with (runs finished, runs in all).
     """
     if num_restarts < 1:
         raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
-    if confirmations is not None and confirmations < 1:
+    if init_strategy not in ("parses", "draws", "uniform"):
         raise InputError(
-            f"confirmations must be at least 1, or None for no limit, got {confirmations}"
+            f"there is no start {init_strategy!r}; choose 'parses', 'draws' or 'uniform'"
         )
-    report, by_parses = reporter(progress_bar), init_strategy == "parses"
-    number = Restarts(num_restarts, confirmations, fewest_points)
+    report, by_parses = reporter(progress_bar), init_strategy != "uniform"
+    number = Restarts(num_restarts, fewest_points)
 
     def solve(problem: Problem, parses: Parses | None = None) -> Result:
         name = _projection(problem, projection)
-        engine = make_engine(problem.skeleton, name, init_strategy, schedule, devices)
-        if by_parses and parses is None:
-            no_states = np.zeros((1, problem.skeleton.num_objects))
-            parses = propose([problem.reading], no_states, whole=True)
-        best = best_of_restarts(engine, problem, rng_key, number, report, parses)
+        engine = make_engine(problem.skeleton, name, schedule, devices)
+        if by_parses:
+            parses = propose_whole(problem.reading) if parses is None else parses
+            if init_strategy == "draws":
+                parses = drawn(parses, rng_key, num_restarts)
+        begins = parses if by_parses else None
+        best = best_of_restarts(engine, problem, rng_key, number, report, begins)
         constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
         result = _result(problem, best, name, constant)
         if history and not problem.is_conditional:
-            alone = make_engine(problem.skeleton, name, init_strategy, schedule)
-            trace = _history(alone, problem, rng_key, best, parses)
+            alone = make_engine(problem.skeleton, name, schedule)
+            trace = _history(alone, problem, rng_key, best, begins)
             trace |= {name: trace[name] + constant[:, None] for name in ("elbo", "match")}
             result = replace(result, history=trace)
         return result
@@ -115,7 +111,7 @@ def run(
         solve,
         or_bound=True,
         tolerance=10 * schedule.tolerance,
-        search=solve_likely_states if by_parses else search,
+        search=solve_likely_states,
         max_values=1 if by_parses else MAX_TRIED,
     )
 

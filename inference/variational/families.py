@@ -29,9 +29,10 @@ from guides.guide import mean_field_guide
 from guides.meanfield import PoseFactor
 from guides.projections import PROJECTIONS
 from inference.conditions.problem import Problem, read_problem
+from inference.proposals.propose import propose_whole
 from inference.variational.ascent import Schedule
 from inference.variational.beginnings import beginnings
-from inference.variational.pool import engine, run_keys
+from inference.variational.pool import engine, matches_of, run_keys
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch
 from models.numerics.linalg import cholesky
 from models.numerics.sinkhorn import log_sinkhorn
@@ -94,8 +95,10 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
     def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
         """The R that coordinate ascent starts from with this key, and the poses given it."""
         problem = _problem(program, scenes)
-        ascent = engine(problem.skeleton, projection_name, start, Schedule())
-        pool = ascent.start(problem.reading.take(runs[:, 0]), run_keys(key, runs))
+        ascent = engine(problem.skeleton, projection_name, Schedule())
+        parses = propose_whole(problem.reading) if start == "parses" else None
+        pieces = problem.reading.take(runs[:, 0])
+        pool = ascent.start(pieces, run_keys(key, runs), matches_of(parses, runs))
         match_probs = pool.state.match_probs
         noise = meanfield.fixed_precision(pool.model, jnp.ones(len(runs)))
         pose = poses_given(pool.model, match_probs, noise)
@@ -112,7 +115,8 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
                 values[name] = jnp.broadcast_to(prior, (len(prior), len(runs))).T
         frame = Frame(jnp.moveaxis(pose.mean, (2, 1), (0, 1)), jnp.sqrt(variance).swapaxes(0, 1))
         match = "match_logits" if is_mixture else "match_probs"
-        free = {match: jnp.moveaxis(jnp.log(match_probs), 2, 0)}
+        # Where R is certain there is no gradient.
+        free = {match: jnp.moveaxis(jnp.log(jnp.maximum(match_probs, 1e-3)), 2, 0)}
         free |= {name: transforms[name].inv(x) for name, x in values.items()}
         return free | {"pose_mean": jnp.zeros_like(frame.centre)}, frame
 

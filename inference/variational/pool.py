@@ -24,13 +24,11 @@ from inference.proposals.parses import Parses
 from inference.proposals.propose import CLOSE
 from inference.proposals.starts import Start, Structure
 from inference.variational.ascent import Schedule, State, begin, step
-from inference.variational.restarts import Restarts, Rounds
+from inference.variational.restarts import START_ANEW, Restarts, Waiting
 from models.numerics.arrays import AnyArray
 from models.program.batches import Skeleton, map_scenes
 from models.program.reading import LinearGaussianModel
 from models.scenes import Scene
-
-STARTS = {"uniform": starts.uniform, "poses": starts.poses}
 
 POOL = 512
 """Slots of a device; their state stays within the processor's cache."""
@@ -75,7 +73,7 @@ class Engine(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def engine(
-    skeleton: Skeleton, projection_name: str, start: str, schedule: Schedule, devices: int = 1
+    skeleton: Skeleton, projection_name: str, schedule: Schedule, devices: int = 1
 ) -> Engine:
     """For programs of one skeleton. Each part is compiled once for each width of the pool."""
     structure = starts.structure(skeleton)
@@ -83,20 +81,24 @@ def engine(
     on_devices = functools.partial(sharded, mesh=mesh_of(devices))
 
     @on_devices
-    def launch(model: LinearGaussianModel, keys: Array, match: Int[Array, "N runs"]) -> Pool:
-        def make_start(model: LinearGaussianModel, key: Array, match: Int[Array, " N"]) -> Start:
-            if start == "parses":
-                return starts.parses(key, model, match, schedule.beta_max)
-            return STARTS[start](key, model, structure, schedule.beta_start, schedule.beta_max)
+    def at_random(model: LinearGaussianModel, keys: Array) -> Pool:
+        def start(model: LinearGaussianModel, key: Array) -> Start:
+            return starts.uniform(key, model, schedule.beta_start)
 
-        beginnings = map_scenes(make_start, model, keys, match.T, axis=-1)
+        return Pool(model, begin(model, projection, map_scenes(start, model, keys, axis=-1)))
+
+    @on_devices
+    def at_parses(model: LinearGaussianModel, keys: Array, match: Int[Array, "N runs"]) -> Pool:
+        def start(model: LinearGaussianModel, key: Array, match: Int[Array, " N"]) -> Start:
+            return starts.parse(key, model, match, schedule.beta_max)
+
+        beginnings = map_scenes(start, model, keys, match.T, axis=-1)
         return Pool(model, begin(model, projection, beginnings))
 
     def begin_runs(
         model: LinearGaussianModel, keys: Array, match: Int[AnyArray, "N runs"] | None = None
     ) -> Pool:
-        nothing = np.full((len(model.points), len(keys)), -1)
-        return launch(model, keys, nothing if match is None else match)
+        return at_random(model, keys) if match is None else at_parses(model, keys, match)
 
     @on_devices
     def advance(pool: Pool) -> Pool:
@@ -155,10 +157,13 @@ def best_of_restarts(
         parses: what runs begin with; by default they begin at random.
     """
     devices, scenes = engine.devices, problem.scenes
-    number = None if parses is None else worth_running(parses, restarts.most)
-    rounds = Rounds(len(scenes.points), restarts, number)
+    if parses is None:
+        number, anew = np.full(len(scenes.points), restarts.most), START_ANEW * restarts.most
+    else:
+        number, anew = worth_running(parses, restarts.most), 0
+    waiting = Waiting(number, anew)
     most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
-    needed = -(-len(rounds.waiting) // devices)
+    needed = -(-len(waiting.runs) // devices)
     width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
@@ -166,12 +171,12 @@ def best_of_restarts(
     slots = np.full((devices, width, 2), -1)
     pool: Any = None
 
-    while rounds.waiting or (slots >= 0).any():
-        while rounds.waiting:
+    while waiting.runs or (slots >= 0).any():
+        while waiting.runs:
             rank, device, slot = _free(slots[..., 0], block)
-            if len(rank) < min(block * devices, len(rounds.waiting)):
+            if len(rank) < min(block * devices, len(waiting.runs)):
                 break
-            runs = rounds.take(len(rank))
+            runs = waiting.take(len(rank))
             rank, device, slot = (x[: len(runs)] for x in (rank, device, slot))
             slots[device, slot] = runs
             padded = np.resize(runs, (devices, block, 2))
@@ -185,7 +190,7 @@ def best_of_restarts(
             pool = engine.insert(pool, new, places.reshape(-1))
         running = int((slots[..., 0] >= 0).sum())
         worth_it = width == most or width * scenes.layout.num_rows**2 >= NARROWED
-        if not rounds.waiting and running <= block * devices < width * devices and worth_it:
+        if not waiting.runs and running <= block * devices < width * devices and worth_it:
             pool, slots, width = *_narrow(pool, slots, block), block
         pool = engine.advance(pool)
         jobs = slots.reshape(-1, 2)
@@ -195,9 +200,9 @@ def best_of_restarts(
             limits = (engine.structure, scenes.present[runs[:, 0]], restarts.fewest_points)
             ended = _ended(pool.state, done, runs[:, 1], *limits)
             _keep_best(best, ended, runs[:, 0])
-            rounds.finish(runs, ended.elbo, ended.sparse)
+            waiting.finish(runs[:, 0], ended.sparse)
             jobs[done] = -1
-            report(rounds.finished, int(rounds.foreseen.sum()))
+            report(waiting.finished, int(waiting.begun.sum()))
     return best
 
 
@@ -210,10 +215,12 @@ def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
 def matches_of(
     parses: Parses | None, runs: Int[np.ndarray, "runs 2"]
 ) -> Int[np.ndarray, "N runs"] | None:
-    """The parse that each run, a scene and an attempt, begins with."""
+    """The parse that each run, a scene and an attempt, begins with, over again if they are few."""
     if parses is None:
         return None
-    return np.asarray(parses.match)[runs[:, 0], runs[:, 1]].T
+    scene, attempt = runs.T
+    number = np.maximum(np.isfinite(parses.value).sum(axis=1), 1)
+    return np.asarray(parses.match)[scene, attempt % number[scene]].T
 
 
 def _free(

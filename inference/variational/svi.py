@@ -92,8 +92,8 @@ def run(
     rng_key: Array,
     *,
     guide: Guide = "mean_field",
-    num_restarts: int = 8,
-    init_strategy: Literal["poses", "uniform", "vi", "prior"] | None = None,
+    num_restarts: int = 4,
+    init_strategy: Literal["parses", "uniform", "vi", "prior"] | None = None,
     optimizer: optax.GradientTransformation | None = None,
     num_particles: int = 8,
     tolerance: float = 1e-3,
@@ -113,9 +113,9 @@ def run(
         program: for "mean_field" a program that the closed forms hold for, as coordinate ascent
             requires it; for an automatic guide any NumPyro program that nuts takes.
         num_restarts: runs for each scene, of which the one with the highest ELBO is kept.
-        init_strategy: for "mean_field" what `cavi.run` takes, "poses" or "uniform", with the same
-            random starts for the same key; for an automatic guide "vi", poses from restarts of
-            coordinate ascent, or "prior".
+        init_strategy: for "mean_field" what `cavi.run` takes, "parses" or "uniform", with the same
+            starts for the same key; for an automatic guide "vi", poses after coordinate ascent, or
+            "prior".
         optimizer: any optax optimizer; by default Adam with steps that shrink. Poses are measured
             in standard deviations.
         num_particles: draws of q for each gradient.
@@ -241,7 +241,7 @@ def _settled(elbo: Float[np.ndarray, "looks+1 runs"], tolerance: float) -> Any:
 def _family(
     program: Program, scene: Scene, guide: str, start: str | None, particles: int
 ) -> Family:
-    choices = ("poses", "uniform") if guide == "mean_field" else ("vi", "prior")
+    choices = ("parses", "uniform") if guide == "mean_field" else ("vi", "prior")
     start = choices[0] if start is None else start
     if start not in choices:
         raise InputError(

@@ -352,7 +352,7 @@ one, two = (cavi.run(program, scenes, jax.random.key(0), num_restarts=3, devices
 names = ("match_probs", "pose_mean", "pose_covariance", "elbo", "steps")
 apart = {n: float(np.abs(getattr(one, n) - getattr(two, n)).max()) for n in names}
 reading = read_scenes(program, scenes.take(slice(8)))
-engine = pool.engine(reading.skeleton, "sinkhorn", "poses", Schedule(), 2)
+engine = pool.engine(reading.skeleton, "sinkhorn", Schedule(), 2)
 runs = engine.start(reading.model, jax.random.split(jax.random.key(0), 8))
 text = engine.advance.lower(runs).compile().as_text()
 words = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")

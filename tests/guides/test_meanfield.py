@@ -426,9 +426,7 @@ def test_with_much_data_the_precision_is_found(truth):
     exact_points = np.asarray(parts.predict(jnp.array([[0.3, -0.2, 0.8, 0.5]])))
     points = exact_points + rng.normal(size=(40, 2)) / np.sqrt(truth)
     scene = Scene(points, np.ones(40, bool))
-    result = cavi.run(
-        unknown_noise, scene, jax.random.key(0), num_restarts=1, init_strategy="poses"
-    )
+    result = cavi.run(unknown_noise, scene, jax.random.key(0), num_restarts=1)
     assert result.converged
     np.testing.assert_allclose(np.diag(result.match_probs), 1, atol=1e-3)
     residual = points - np.asarray(parts.predict(jnp.asarray(result.pose_mean)))

@@ -62,7 +62,7 @@ def all_injections(model: LinearGaussianModel, k: int):
 def found_by(model: LinearGaussianModel, reading, count: int = 32, judged: int = 4096):
     plan = plans.make_plan([reading], NO_PRIOR)
     gate = jnp.minimum(model.parts.variance, candidates.TIGHT)
-    known = parses.odds([model], NO_PRIOR, plan.owner, propose.EDGE, 0.0)
+    known = parses.odds([model], NO_PRIOR, plan.owner, parses.EDGE, 0.0)
     worth = known.pair[0] - known.alone[:, None]
     return plan, known, candidates.find(model, plan, gate, worth, count, judged)
 
@@ -140,7 +140,7 @@ def test_the_best_parse_has_the_density_of_the_best_match_of_exact_inference(see
     assert labels.tolist() == result.labels.tolist()
     model = jax.tree.map(jnp.asarray, readings[1].at(0))
     joint = []
-    for w in np.flatnonzero((found.left_over[0] == 0) & (found.missing[0] == 0))[:2]:
+    for w in np.flatnonzero(np.isfinite(found.value[0]))[:2]:
         pairs = list(enumerate(found.match[0, w].tolist()))
         own = [[(m, n) for n, m in pairs if PARTS.owner[n] == k] for k in range(2)]
         joint.append(sum(log_density(model, k, p) for k, p in enumerate(own)))
@@ -173,7 +173,7 @@ def test_parts_that_are_missing_are_paid_at_the_odds_of_the_program():
     prior = np.log(np.array([[0.3, 0.6], [0.7, 0.4]]))
     models = [jax.tree.map(jnp.asarray, reading.at(0)) for reading in readings]
     plan = plans.make_plan(readings, prior)
-    known = parses.odds(models, prior, plan.owner, propose.EDGE, 0.0)
+    known = parses.odds(models, prior, plan.owner, parses.EDGE, 0.0)
     wanted = np.log(0.7 / 0.3) + 4 * np.log(0.1)
     assert float(known.state[1, 0] - known.state[0, 0]) == pytest.approx(wanted)
     assert float(known.pair[1, 0, 0]) == pytest.approx(np.log(0.9 / 0.1))

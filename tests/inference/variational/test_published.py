@@ -104,7 +104,7 @@ def test_other_programs_are_refused():
     with pytest.raises(
         InputError, match="ds under the preset 'published' has no option 'init_strategy'"
     ):
-        infer("ds", scenes, preset="published", init_strategy="poses")
+        infer("ds", scenes, preset="published", init_strategy="parses")
 
 
 RERUN = {

@@ -11,6 +11,7 @@ import pytest
 from capsules.experiments.generator import sample_scenes
 from guides import meanfield
 from inference import svi
+from inference.proposals.propose import propose_whole
 from inference.result import partition
 from inference.variational import families, pool
 from inference.variational.ascent import Schedule
@@ -44,9 +45,10 @@ def coordinate_ascent(scenes):
     """Coordinate ascent from the same R, at beta = 1 from the first step, to convergence."""
     schedule = Schedule(tolerance=1e-8)
     reading = read_scenes(program, scenes)
-    engine = pool.engine(reading.skeleton, "sinkhorn", "poses", schedule)
+    engine = pool.engine(reading.skeleton, "sinkhorn", schedule)
     runs = np.c_[np.arange(COUNT), np.zeros(COUNT, int)]
-    run = engine.start(reading.model, pool.run_keys(jax.random.key(0), runs))
+    begins = pool.matches_of(propose_whole(reading), runs)
+    run = engine.start(reading.model, pool.run_keys(jax.random.key(0), runs), begins)
     one = jnp.ones(COUNT)
     precision = meanfield.fixed_precision(run.model, one)
     run = run._replace(state=run.state._replace(beta=one, precision=precision))
@@ -80,7 +82,7 @@ def test_the_result_is_that_of_q(result):
 
 def test_the_gradient_is_unbiased_against_the_closed_form(scenes):
     """At a random q, over thousands of estimates, in each of the parameters."""
-    family = families.mean_field(program, "poses", 1, scenes.layout)
+    family = families.mean_field(program, "parses", 1, scenes.layout)
     params, frame = family.begin(scenes, jax.random.key(3), np.array([[0, 0]]))
     rng = np.random.default_rng(0)
     params, frame, scene = jax.tree.map(
@@ -188,7 +190,7 @@ def test_what_is_refused(scenes):
         svi.run(program, scenes, jax.random.key(0), guide="AutoNormal")
     with pytest.raises(InputError, match="no guide 'AutoMagic'; choose mean_field, AutoMulti"):
         svi.run(program, scenes.take(0), jax.random.key(0), guide="AutoMagic")
-    with pytest.raises(InputError, match="cannot start from 'vi'; choose poses or uniform"):
+    with pytest.raises(InputError, match="cannot start from 'vi'; choose parses or uniform"):
         svi.run(program, scenes.take(0), jax.random.key(0), init_strategy="vi")
     with pytest.raises(InputError, match="num_restarts and num_particles must be at least 1"):
         svi.run(program, scenes.take(0), jax.random.key(0), num_restarts=0)
