@@ -19,7 +19,6 @@ from benchmarks import (
     memory,
     methods,
     quality,
-    restarts,
     throughput,
     walk,
 )
@@ -42,7 +41,6 @@ FIGURES = {
     "errors": errors.rows,
     "growing": growing.rows,
     "growth": growth.rows,
-    "restarts": restarts.rows,
 }
 """These draw a picture of the documentation anew, and only run when they are named."""
 

@@ -145,7 +145,7 @@ def test_the_best_parse_has_the_density_of_the_best_match_of_exact_inference(see
         own = [[(m, n) for n, m in pairs if PARTS.owner[n] == k] for k in range(2)]
         joint.append(sum(log_density(model, k, p) for k, p in enumerate(own)))
     values = found.value[0, : len(joint)]
-    assert np.diff(values) == pytest.approx(np.diff(joint), abs=1e-6)
+    assert np.diff(values) == pytest.approx(np.diff(joint), rel=1e-8)
 
 
 def test_the_best_parses_share_no_point_and_come_best_first():
