@@ -59,6 +59,7 @@ def sample(
       [cyan]capsules sample cluttered.npz --sigma 0 --clutter 3[/cyan]
     """
     from capsules.experiments.generator import sample_scenes
+    from capsules.files.paths import check_output
     from capsules.files.scenes import save_scenes
     from models.errors import InputError
 
@@ -67,6 +68,7 @@ def sample(
             f"{draws:,} draws are more than fit into memory with ease, wanted at most "
             f"{MAX_DRAWS:,}; write several files with different seeds"
         )
+    check_output(out)
     scenes = sample_scenes(draws, sigma, seed, shape_names(shapes), centred, clutter=clutter)
     kept = len(scenes.points)
     if not kept:

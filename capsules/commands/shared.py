@@ -40,16 +40,11 @@ def keep_compiled_code() -> None:
     """Switch on JAX's persistent compilation cache, unless there is one or none can be written."""
     import jax
 
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(base).expanduser() / "generative-capsules" / "jax"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    if os.access(folder, os.W_OK):
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    from capsules.files.paths import cache_folder
+
+    folder = cache_folder()
+    if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(folder / "jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
@@ -61,12 +56,6 @@ def check_picture_format(path: Path) -> None:
             f"the picture {path} should end in {', '.join(PICTURE_FORMATS)}, which says its "
             f"format, but ends in {path.suffix!r}; try demo.png"
         )
-
-
-def say_what_is_there(blocks: int) -> None:
-    """Tell that an earlier run has left some blocks of scenes."""
-    if blocks:
-        print(f"Resuming: {blocks} blocks of scenes are there from an earlier run.", flush=True)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from capsules import cli
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import load_scenes, save_scenes, whole_file
+from capsules.files.paths import whole_file
+from capsules.files.scenes import load_scenes, save_scenes
 from capsules.methods import METHODS, infer, program_of
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, same_partition, score
 from models.constellation import published_mixture
@@ -498,7 +499,6 @@ def test_evaluate_wants_the_truth(tmp_path):
     [
         (["table1", "--methods", "magic"], "no method 'magic'"),
         (["beta", "--methods", "ransac"], "beta is a study of ds and gmm"),
-        (["table1", "--chunk", 0], "at least one scene, got 0"),
         (["table1", "--draws", 0], "at least one draw"),
         (["table1", "--scenes", "nowhere"], "there is no file nowhere"),
         (["table1", "--more"], "--images and --more are options of faces"),
