@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import sys
 import warnings
 from typing import Any
@@ -22,9 +23,6 @@ from capsules.commands.sample import sample
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes; 0 is success and 1 an error that is not the user's."""
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a system says when there is no room for an output."""
-
 
 class _Sentences(TyperGroup):
     """Commands whose bad input ends in one sentence on stderr, never in a traceback."""
@@ -41,6 +39,12 @@ class _Sentences(TyperGroup):
             if not isinstance(error, InputError):
                 raise
             _say(str(error))
+            raise typer.Exit(BAD_INPUT) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            what = "standard output" if error.filename is None else error.filename
+            _say(f"cannot use {what} ({error.strerror}); give another path, or make room")
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
             print("interrupted; no file was left half written", file=sys.stderr)
@@ -107,14 +111,13 @@ def main() -> None:
     """The entry point of `capsules`."""
     # ArviZ's advice to those who write code with it, given once a day, is not for the terminal.
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         try:
             app(prog_name="capsules")
         finally:
             sys.stdout.flush()  # what cannot be written is found out here, and not at the very end
     except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
         _say(f"cannot write ({error.strerror}); make room, or write to another place")
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

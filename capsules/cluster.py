@@ -5,6 +5,7 @@ folder. A worker that is lost is Dask's business: its blocks go to another. Answ
 process, bit by bit.
 """
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -51,14 +52,33 @@ def client_of(address: str | None, workers: int) -> Iterator["Client"]:
             there: Any = stack.enter_context(LocalCluster(n_workers=workers, **options))
         else:
             there = address
-        try:
-            client = Client(there, timeout=CONNECT_SECONDS, set_as_default=False)
-        except (OSError, ValueError, TypeError, ImportError) as error:
-            raise InputError(
-                f"no Dask scheduler answers at {address} ({reason_of(error)}); give its address "
-                "as in tcp://host:8786, or leave --cluster out"
-            ) from error
-        yield stack.enter_context(client)
+            _check(address)
+        yield stack.enter_context(Client(there, timeout=CONNECT_SECONDS, set_as_default=False))
+
+
+def _check(address: str) -> None:
+    """Ask who is there: the client of Dask may wait for ever for one that says nothing."""
+    from distributed import rpc
+    from distributed.security import Security
+
+    async def ask() -> str:
+        security = Security().get_connection_args("client")
+        async with (
+            asyncio.timeout(CONNECT_SECONDS),
+            rpc(address, connection_args=security) as there,
+        ):
+            return str((await there.identity())["type"])
+
+    try:
+        if (kind := asyncio.run(ask())) != "Scheduler":
+            raise ValueError(f"a {kind} is there")
+    except Exception as error:  # Dask's parts for addresses and connections raise many kinds
+        late = isinstance(error, TimeoutError)
+        reason = f"nothing within {CONNECT_SECONDS} s" if late else reason_of(error)
+        raise InputError(
+            f"no Dask scheduler answers at {address} ({reason}); give its address as in "
+            "tcp://host:8786, or leave --cluster out"
+        ) from error
 
 
 def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int]:
@@ -74,7 +94,7 @@ def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int
         return client.submit(_answer, *arguments, key=entry.address)
 
     left = iter(blocks)
-    running = as_completed(map(submit, itertools.islice(left, AHEAD)))
+    running = as_completed(map(submit, itertools.islice(left, AHEAD)), loop=client.loop)
     for future in running:
         block = number_of[future.key]
         try:

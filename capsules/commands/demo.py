@@ -176,12 +176,17 @@ def _table(timed: Sequence[tuple["Result", float]], scene: "Scene") -> "Table":
         table.add_row(
             result.method if result.converged else f"{result.method} (not converged)",
             "log evidence" if exact else "-" if value is None else "ELBO",
-            "-" if value is None else f"{float(value):.2f}",
+            "-" if value is None else f"{float(value):.2f}" + _error(result),
             _accuracy(result, scene),
             show_seconds(result.seconds),
             show_seconds(first),
         )
     return table
+
+
+def _error(result: "Result") -> str:
+    error = result.log_evidence_error
+    return "" if error is None else f" ± {float(error):.2f}"
 
 
 def _accuracy(result: "Result", scene: "Scene") -> str:

@@ -145,7 +145,10 @@ def measure(results: Iterable["Result"]) -> dict[str, Any]:
         }
     for name in ("elbo", "log_evidence", "converged"):
         if name in all_scenes:
-            numbers[name] = float(np.mean(all_scenes[name]))
+            mean, error, *interval = summarise(all_scenes[name].astype(float))
+            numbers[name] = mean
+            numbers["standard_error"][name] = None if count == 1 else error
+            numbers["interval"][name] = None if count == 1 else interval
     return numbers
 
 
@@ -181,7 +184,9 @@ def _print(numbers: dict[str, Any]) -> None:
     console.print(table)
     for name, what in (("elbo", "ELBO"), ("log_evidence", "log evidence")):
         if name in numbers:
-            console.print(f"mean {what} {numbers[name]:.3f} nats", highlight=False)
+            error = numbers["standard_error"][name]
+            plus_minus = "" if error is None else f" ± {error:.3f}"
+            console.print(f"mean {what} {numbers[name]:.3f}{plus_minus} nats", highlight=False)
     if numbers["seconds_per_scene"] is not None:
         milliseconds = 1e3 * numbers["seconds_per_scene"]
         console.print(f"{milliseconds:.3g} ms a scene, compilation apart", highlight=False)

@@ -49,7 +49,9 @@ def demo(
     keep_compiled_code()
     from capsules.faces.experiment import METHODS, explain, measure, open_study
     from capsules.faces.report import plot_faces
+    from capsules.methods import key_of
 
+    key_of(seed)  # before the work
     study = open_study(images)
     scenes = study.scenes(1, num_faces, seed, occluded)
     explained = explain(study, scenes, seed)

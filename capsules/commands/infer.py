@@ -26,6 +26,7 @@ from capsules.files.points import read_scene
 
 if TYPE_CHECKING:
     from inference.result import Result
+    from models.templates import Parts
 
 MAX_WORKERS = 1024
 """Processes of a machine; each takes about a gigabyte."""
@@ -124,7 +125,7 @@ def infer(
     program = methods.program_of(method, objects, precision, prior, preset, clutter)
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
-    answer = describe(result, program, object_names(names)) | {"prior": prior}
+    answer = describe(result, program, parts, object_names(names)) | {"prior": prior}
     if plot is not None:
         with whole_file(plot) as picture:
             figure = plot_demo([result], parts, object_names(names))
@@ -177,15 +178,25 @@ def _infer_all(
     print(f"Wrote {len(work.numbers):,} scenes in {len(work)} parts: {folder / MANIFEST}.")
 
 
-def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The answer for a single scene, as plain lists and numbers."""
+def describe(
+    result: "Result", program: Any, parts: "Parts", names: Sequence[str]
+) -> dict[str, Any]:
+    """The answer for a single scene, as plain lists and numbers.
+
+    Identical objects have the names that they have in the picture.
+    """
     import numpy as np
 
     from inference.diagnostics.readout import most_probable_match, poses_given_match, similarity_of
+    from inference.plots.outlines import relabel, renaming
 
     match = most_probable_match(result)
     means, covariances = poses_given_match(program, result, match)
     first_part = [int(np.flatnonzero(result.owner == k)[0]) for k in range(len(names))]
+    truth = result.scene.object
+    shown = relabel(result, parts, result.labels if truth is None else np.asarray(truth)).labels
+    found = np.where(match < 0, -1, result.owner[match])
+    name_of = [*map(int, renaming(found, parts, shown)), len(names)]
     rows = np.flatnonzero(result.scene.present)
     points = []
     for number, row in enumerate(rows):
@@ -197,7 +208,7 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
             {
                 "point": number,
                 "coordinates": [float(x) for x in result.scene.points[row]],
-                "object": owner,
+                "object": None if owner is None else name_of[owner],
                 "part": None if owner is None or is_clutter else part - first_part[owner],
                 "probability": 0.0 if part < 0 else float(result.match_probs[row, same].sum()),
             }
@@ -207,7 +218,8 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
         own = [point["point"] for point in points if point["object"] == k]
         if not own:
             continue
-        pose = similarity_of(means[k], covariances[k])
+        old_name = name_of.index(k)
+        pose = similarity_of(means[old_name], covariances[old_name])
         objects.append(
             {
                 "object": k,
@@ -222,7 +234,8 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
             }
         )
     clutter = [point["point"] for point in points if point["object"] == len(names)]
-    bounds = {"elbo": result.elbo, "log_evidence": result.log_evidence}
+    numbers = ("elbo", "log_evidence", "log_evidence_error")
+    bounds = {name: getattr(result, name) for name in numbers}
     return {
         "method": result.method,
         "converged": bool(result.converged),

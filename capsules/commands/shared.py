@@ -33,7 +33,7 @@ def shape_names(shapes: str) -> list[str]:
 
 
 def show_seconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
 def keep_compiled_code() -> None:
@@ -95,7 +95,8 @@ class Stopwatch:
     """Seconds of what was computed, less those that JAX spent compiling."""
 
     def __init__(self) -> None:
-        self.seconds, self.scenes, self._compiling = 0.0, 0, 0.0
+        self.seconds, self.scenes = 0.0, 0
+        self._compiling: list[tuple[float, float]] = []
 
     def __enter__(self) -> "Stopwatch":
         import jax
@@ -110,12 +111,23 @@ class Stopwatch:
 
     def time(self, compute: Callable[[], "Result"]) -> "Result":
         """Call it and count its time."""
-        began, compiling = time.perf_counter(), self._compiling
+        self._compiling.clear()
+        began = time.perf_counter()
         result = compute()
-        self.seconds += max(time.perf_counter() - began - (self._compiling - compiling), 0.0)
+        self.seconds += time.perf_counter() - began - _covered(self._compiling)
         self.scenes += len(result)
         return result
 
     def _compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.startswith(COMPILATION):
-            self._compiling += duration_secs
+            now = time.perf_counter()
+            self._compiling.append((now - duration_secs, now))
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """The time within any of some spans: that of tracing includes what the function calls."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total

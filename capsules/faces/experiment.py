@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -19,6 +18,7 @@ from capsules.faces.artist import draw_images
 from capsules.faces.images import FaceImages, load_images
 from capsules.faces.rendering import render, render_poses, scene_rmse
 from capsules.faces.scenes import FaceScenes, sample_face_scenes
+from capsules.methods import key_of
 from capsules.store import Entry, Store, sealed
 from inference import cavi, ransac
 from inference.diagnostics.metrics import same_partition
@@ -105,13 +105,11 @@ def explain(
     """
     program = study.program(scenes.poses.shape[1])
     single, refitted = (
-        ransac.run(program, scenes.scene, jax.random.key(seed), refit=refit, **RANSAC_OPTIONS)
+        ransac.run(program, scenes.scene, key_of(seed), refit=refit, **RANSAC_OPTIONS)
         for refit in (False, True)
     )
     results = {
-        "vi": cavi.run(
-            program, scenes.scene, jax.random.key(seed), num_restarts=restarts, fewest_points=1
-        ),
+        "vi": cavi.run(program, scenes.scene, key_of(seed), num_restarts=restarts, fewest_points=1),
         "ransac": single,
         "refit": refitted,
     }
