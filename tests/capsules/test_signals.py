@@ -36,7 +36,8 @@ def slow(*arguments, **options):
     time.sleep(0.05)
     result = quick(*arguments, **options)
     if options.get("history"):
-        one = {"match_probs": result.match_probs, "pose_mean": result.pose_mean, "elbo": 0, "beta": 1}
+        one = {name: getattr(result, name) for name in ("match_probs", "pose_mean")}
+        one |= {"elbo": 0.0, "beta": 1.0}
         history = {name: np.stack([x] * 12) for name, x in one.items()}
         result = replace(result, elbo=np.array(0.0), history=history)
     return result
