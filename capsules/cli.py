@@ -23,6 +23,8 @@ from capsules.commands.sample import sample
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes; 0 is success and 1 an error that is not the user's."""
 
+STOPPED = "interrupted; no file was left half written"
+
 
 class _Sentences(TyperGroup):
     """Commands whose bad input ends in one sentence on stderr, never in a traceback."""
@@ -47,8 +49,16 @@ class _Sentences(TyperGroup):
             _say(f"cannot use {what} ({error.strerror}); give another path, or make room")
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            print("interrupted; no file was left half written", file=sys.stderr)
+            print(STOPPED, file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _unraisable(ignored: Any) -> None:
+    """Stop where an interruption comes within a destructor, from which Python raises nothing."""
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        return sys.__unraisablehook__(ignored)
+    print(STOPPED, file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
 
 
 def _say(sentence: str) -> None:
@@ -112,6 +122,7 @@ def main() -> None:
     # ArviZ's advice to those who write code with it, given once a day, is not for the terminal.
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    sys.unraisablehook = _unraisable
     try:
         try:
             app(prog_name="capsules")

@@ -380,6 +380,28 @@ def test_ctrl_c_leaves_no_file(tmp_path, cache):
     assert not os.listdir(tmp_path)
 
 
+def test_an_interruption_within_a_destructor_is_one():
+    """Python raises nothing from there: the command would go on after a traceback."""
+    code = """
+import signal, sys
+from capsules import cli
+
+class Fragile:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+@cli.app.command()
+def stop():
+    Fragile()
+    print("went on")
+
+sys.argv = ["capsules", "stop"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (cli.INTERRUPTED, "", cli.STOPPED + "\n")
+
+
 # --- capsules infer and evaluate ----------------------------------------------------------------
 
 SQUARE = np.array([[-1, -1], [1, 1], [1, -1], [-1, 1]]) * 0.1 + [0.3, -0.2]

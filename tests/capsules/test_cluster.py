@@ -151,7 +151,7 @@ def workers_of(process):
 @pytest.mark.slow
 def test_a_worker_and_then_the_run_are_killed(tmp_path):
     path, cache = tmp_path / "scenes.npz", tmp_path / "cache"
-    save_scenes(path, sample_scenes(700, sigma=0.1, seed=2))
+    save_scenes(path, sample_scenes(300, sigma=0.1, seed=2))
     finished(start(path, tmp_path / "one", cache=cache))
     wanted = contents(tmp_path / "one")
 
@@ -161,13 +161,13 @@ def test_a_worker_and_then_the_run_are_killed(tmp_path):
     first, *_ = workers_of(running)
     first.send_signal(signal.SIGKILL)
     before = len(os.listdir(out))
-    wait_for(lambda: len(os.listdir(out)) >= before + 20)
+    wait_for(lambda: len(os.listdir(out)) >= before + 6)
     assert running.poll() is None
     workers = workers_of(running)
     running.kill()
     running.communicate()
     wait_for(lambda: not any(worker.is_running() for worker in workers), 30)
-    assert 23 <= len(os.listdir(out)) < len(wanted)
+    assert 9 <= len(os.listdir(out)) < len(wanted)
     assert not (out / "manifest.json").exists()
     assert all(wanted[name] == content for name, content in contents(out).items())
 
