@@ -23,7 +23,6 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from typer.testing import CliRunner
 
 from capsules import cli, methods
@@ -75,32 +74,6 @@ def assert_refused(result, pattern):
 
 # --- text ---------------------------------------------------------------------------------------
 
-numbers = st.one_of(st.floats(), st.integers(), st.text(max_size=5), st.none(), st.booleans())
-json_values = st.recursive(
-    numbers,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
-    max_leaves=12,
-)
-points = st.lists(st.lists(st.floats(-2, 2), min_size=2, max_size=2), min_size=1, max_size=13)
-
-
-@FUZZ
-@given(content=json_values | points | points.map(lambda rows: {"points": rows}))
-def test_any_json_is_answered_or_refused(tmp_path, content):
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    assert_civil(run("infer", tmp_path / "a.json", "--method", "ransac", "--json", "-"))
-
-
-@FUZZ
-@given(
-    content=st.binary(max_size=200)
-    | st.text('0123456789.,-+e\n"nai x\0', max_size=80).map(str.encode)
-)
-@pytest.mark.parametrize("suffix", ["csv", "json", "npz"])
-def test_any_bytes_are_answered_or_refused(tmp_path, suffix, content):
-    (tmp_path / f"a.{suffix}").write_bytes(content)
-    assert_civil(run("infer", tmp_path / f"a.{suffix}", "--method", "ransac", "--json", "-"))
-
 
 @pytest.mark.parametrize(
     ("name", "content", "pattern"),
@@ -127,40 +100,6 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 
 # --- npz ----------------------------------------------------------------------------------------
-
-shapes = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=12)
-anything = arrays.arrays(
-    st.sampled_from([float, np.float32, np.int8, np.uint64, bool, complex, "U3", "M8[s]"]), shapes
-)
-scene_like = arrays.arrays(float, (3, 11, 2), elements=st.floats(allow_nan=True))
-
-
-@FUZZ
-@given(
-    arrays_by_name=st.fixed_dictionaries(
-        {"points": anything | scene_like, "present": anything | st.just(np.ones((3, 11), bool))},
-        optional={"object": anything, "point_type": anything, "other": anything},
-    )
-)
-def test_any_arrays_are_answered_or_refused(tmp_path, arrays_by_name):
-    np.savez(tmp_path / "a.npz", **arrays_by_name)
-    options = ["--method", "ransac", "--json", "-"]
-    assert_civil(run("infer", tmp_path / "a.npz", *options))
-    assert_civil(run("evaluate", tmp_path / "a.npz", *options))
-
-
-@FUZZ
-@given(data=st.data(), compressed=st.booleans())
-def test_a_damaged_file_is_answered_or_refused(tmp_path, data, compressed):
-    path = tmp_path / "a.npz"
-    (np.savez_compressed if compressed else np.savez)(
-        path, points=SCENES.points, present=SCENES.present
-    )
-    content = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(0, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
-    assert_civil(run("infer", path, "--index", 3, "--method", "ransac", "--json", "-"))
 
 
 def write_with_header(path, shape, dtype="<f8", content=b"\0" * 64, compression=zipfile.ZIP_STORED):

@@ -1,11 +1,6 @@
 """Experiments: what they run, that they resume to the same numbers, and what the tables say."""
 
 import csv
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -183,44 +178,3 @@ def test_ccae_comes_with_the_files_that_have_it(shared_data):
 def test_a_folder_without_the_files_is_explained(tmp_path):
     with pytest.raises(InputError, match=r"no file .*constellations_0\.00\.npz"):
         constellations.scene_sets(tmp_path, 512, 0)
-
-
-# --- the real thing, killed ---------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_killed_reproduction_resumes_to_the_identical_table(tmp_path):
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "COLUMNS": "120",
-    }
-    options = ["table1", "--methods", "ransac", "--draws", "140", "--out"]
-
-    def start(folder):
-        command = [sys.executable, "-m", "capsules.cli", "reproduce", *options, str(folder)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=environment, **pipes)
-
-    whole = start(tmp_path / "whole")
-    _, err = whole.communicate(timeout=600)
-    assert whole.returncode == 0, err
-    assert "Resuming" not in err
-
-    killed = start(tmp_path / "killed")
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and killed.poll() is None:
-        if len(list((tmp_path / "killed").rglob("*.npz"))) >= 3:
-            break
-        time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "table1.csv").exists()
-
-    resumed = start(tmp_path / "killed")
-    _, err = resumed.communicate(timeout=600)
-    assert resumed.returncode == 0, err
-    assert "Resuming: " in err
-    for name in ("table1.csv", "table1.md", "table1_partition.csv"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
