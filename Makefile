@@ -16,7 +16,7 @@ NOTEBOOK := $(VENV)/.notebook
 # A file stays with one process, which compiles for all of its tests; tests/conftest.py has the order.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all test-fast lint types format bench notebook clean lock
+.PHONY: help install demo test test-all test-fast fuzz lint types format bench notebook clean lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,9 @@ test-all: lint types ## The same with long runs, whole tables and the published 
 
 test-fast: lint types ## The same without notebooks and without what takes long
 	$(PYTEST) -m "not slow and not long" tests
+
+fuzz: $(INSTALLED) ## Feed 20,000 damaged files, texts and options to the commands
+	CAPSULES_FUZZ=20000 $(BIN)/python -m pytest -n 0 tests/capsules/test_fuzz.py
 
 lint: $(INSTALLED) ## Check style and formatting
 	$(BIN)/ruff check .
@@ -97,8 +100,8 @@ lock: ## Resolve pyproject.toml anew and write both lock files
 	python="$$work/venv/bin/python"; \
 	pip="$$python -m pip --disable-pip-version-check --quiet"; \
 	frozen() { $$pip freeze --all --exclude pip | LC_ALL=C sort -f; }; \
-	"$$python" -c "$$REQUIREMENTS" dev > "$$work/dev.txt"; \
-	"$$python" -c "$$REQUIREMENTS" dev notebook > "$$work/all.txt"; \
+	"$$python" -c "$$REQUIREMENTS" cluster dev > "$$work/dev.txt"; \
+	"$$python" -c "$$REQUIREMENTS" cluster dev notebook > "$$work/all.txt"; \
 	$$pip install --upgrade -r "$$work/dev.txt"; \
 	frozen > "$$work/dev.lock"; \
 	$$pip install -c "$$work/dev.lock" -r "$$work/all.txt"; \

@@ -19,6 +19,7 @@ from capsules.batch import Job, Work
 from capsules.experiments.generator import sample_scenes
 from capsules.files.scenes import SceneFile, save_scenes
 from capsules.methods import infer
+from capsules.store import Store
 from models.scenes import Scene
 
 MINUTES = 2.0
@@ -88,10 +89,10 @@ def _round(seed: int) -> None:
         path = Path(folder) / "scenes.npz"
         save_scenes(path, scenes)
         with SceneFile(path) as file:
-            whole = Work(Job("ransac", seed, {}), file, Path(folder) / "out")
-            for chunk in whole.share():
-                whole.run(chunk)
-            assert whole.finish() == 0
+            store = Store(Path(folder) / "out")
+            with store.alone():
+                whole = Work(Job("ransac", seed, {}), file, store)
+                assert sum(len(result) for result in whole.results()) == len(scenes.points)
 
 
 def _resident() -> float:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import sys
 import warnings
 from typing import Any
@@ -22,8 +23,7 @@ from capsules.commands.sample import sample
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes; 0 is success and 1 an error that is not the user's."""
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a system says when there is no room for an output."""
+STOPPED = "interrupted; no file was left half written"
 
 
 class _Sentences(TyperGroup):
@@ -42,9 +42,23 @@ class _Sentences(TyperGroup):
                 raise
             _say(str(error))
             raise typer.Exit(BAD_INPUT) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            what = "standard output" if error.filename is None else error.filename
+            _say(f"cannot use {what} ({error.strerror}); give another path, or make room")
+            raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            print("interrupted; no file was left half written", file=sys.stderr)
+            print(STOPPED, file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _unraisable(ignored: Any) -> None:
+    """Stop where an interruption comes within a destructor, from which Python raises nothing."""
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        return sys.__unraisablehook__(ignored)
+    print(STOPPED, file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
 
 
 def _say(sentence: str) -> None:
@@ -107,14 +121,14 @@ def main() -> None:
     """The entry point of `capsules`."""
     # ArviZ's advice to those who write code with it, given once a day, is not for the terminal.
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    sys.unraisablehook = _unraisable
     try:
         try:
             app(prog_name="capsules")
         finally:
             sys.stdout.flush()  # what cannot be written is found out here, and not at the very end
     except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
         _say(f"cannot write ({error.strerror}); make room, or write to another place")
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,61 +1,123 @@
-"""Processes of one job: they meet before anything is computed, and share nothing after that."""
+"""Blocks of scenes on a Dask cluster, of this machine or of many.
 
-import socket
-import sys
-import time
+Scenes travel with their block and answers come back, so workers need this project and no shared
+folder. A worker that is lost is Dask's business: its blocks go to another. Answers are those of one
+process, bit by bit.
+"""
 
-import jax
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-WAIT = 60
-"""Seconds that processes wait for each other before they begin."""
+import numpy as np
+from jaxtyping import Int
 
+from capsules.batch import Block, Work, packed
+from capsules.commands.shared import keep_compiled_code
+from capsules.files.paths import reason_of
+from capsules.store import Entry, source
+from models.errors import InputError
 
-def _refused(sentence: str) -> ValueError:
-    """An `InputError`, imported late: importing `models` makes arrays, too early for a meeting."""
-    from models.errors import InputError
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
-    return InputError(sentence)
+CONNECT_SECONDS = 10
+"""How long a scheduler may take to answer."""
 
+AHEAD = 64
+"""Blocks that the cluster has at a time: enough for it to grow by, little enough to hold."""
 
-def meet(coordinator: str, process: int, processes: int) -> None:
-    """Meet the other processes of a job, before anything is computed, and part again.
-
-    JAX's coordinator makes sure that all of them are there. From then on they have nothing to say
-    to each other, and are not connected: JAX would end them all for the loss of one.
-    """
-    host, _, port = coordinator.rpartition(":")
-    if not (host and port.isdigit()):
-        raise _refused(f"the coordinator is HOST:PORT, got {coordinator!r}; try 127.0.0.1:9876")
-    if not 0 <= process < processes:
-        raise _refused(
-            f"of {processes} processes there is none with the number {process}; give 0 to "
-            f"{processes - 1}"
-        )
-    print(
-        f"Process {process} of {processes} waits up to {WAIT} s for the others at {coordinator}.",
-        file=sys.stderr,
-        flush=True,
-    )
-    if process:
-        _wait_for(host, int(port))
-    jax.distributed.initialize(
-        coordinator, processes, process, initialization_timeout=WAIT, shutdown_timeout_seconds=WAIT
-    )
-    jax.local_devices()  # made here: the processes tell each other of them
-    jax.distributed.shutdown()
+_one_at_a_time = threading.Lock()
+"""NumPyro's handlers are one stack for all threads of a process."""
 
 
-def _wait_for(host: str, port: int) -> None:
-    """Try the coordinator until it answers."""
-    deadline = time.monotonic() + WAIT
-    while True:
+@contextlib.contextmanager
+def client_of(address: str | None, workers: int) -> Iterator["Client"]:
+    """Connect to the scheduler at an address or, without one, to new processes of this machine."""
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise InputError(
+            "--cluster and --workers need Dask, which is not installed; install this project with "
+            "its extra `cluster`"
+        ) from error
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": 0}
+            options |= {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+            there: Any = stack.enter_context(LocalCluster(n_workers=workers, **options))
+        else:
+            there = address
+            _check(address)
+        yield stack.enter_context(Client(there, timeout=CONNECT_SECONDS, set_as_default=False))
+
+
+def _check(address: str) -> None:
+    """Ask who is there: the client of Dask may wait for ever for one that says nothing."""
+    from distributed import rpc
+    from distributed.security import Security
+
+    async def ask() -> str:
+        security = Security().get_connection_args("client")
+        async with (
+            asyncio.timeout(CONNECT_SECONDS),
+            rpc(address, connection_args=security) as there,
+        ):
+            return str((await there.identity())["type"])
+
+    try:
+        if (kind := asyncio.run(ask())) != "Scheduler":
+            raise ValueError(f"a {kind} is there")
+    except Exception as error:  # Dask's parts for addresses and connections raise many kinds
+        late = isinstance(error, TimeoutError)
+        reason = f"nothing within {CONNECT_SECONDS} s" if late else reason_of(error)
+        raise InputError(
+            f"no Dask scheduler answers at {address} ({reason}); give its address as in "
+            "tcp://host:8786, or leave --cluster out"
+        ) from error
+
+
+def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int]:
+    """Infer blocks on a cluster and keep their answers; yields the number of each as it is done."""
+    from distributed import CancelledError, KilledWorker, as_completed
+
+    assert work.store is not None
+    number_of = {work.entries[block].address: block for block in blocks}
+
+    def submit(block: int) -> "Future":
+        entry = work.entries[block]
+        arguments = (work.block(block), entry, work.numbers_of(block), source())
+        return client.submit(_answer, *arguments, key=entry.address)
+
+    left = iter(blocks)
+    running = as_completed(map(submit, itertools.islice(left, AHEAD)), loop=client.loop)
+    for future in running:
+        block = number_of[future.key]
         try:
-            socket.create_connection((host, port), timeout=2).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise _refused(
-                    f"nothing answers at {host}:{port} ({error.strerror or error}); start process "
-                    "0 there, and give all processes its address"
-                ) from error
-            time.sleep(0.2)
+            work.store.write(work.entries[block], future.result())
+        except (CancelledError, KilledWorker, OSError) as error:
+            raise InputError(
+                f"the cluster did not compute part {block} ({reason_of(error)}); what was computed "
+                "is kept, and the same command goes on"
+            ) from error
+        yield block
+        for following in itertools.islice(left, 1):
+            running.add(submit(following))
+
+
+def _answer(
+    block: Block, entry: Entry, numbers: Int[np.ndarray, " scenes"], source_there: str
+) -> bytes:
+    """On a worker: the file of an entry."""
+    if source() != source_there:
+        raise InputError(
+            "a worker of the cluster has another source of this project; install the same there, "
+            "and start the worker again"
+        )
+    with _one_at_a_time:
+        keep_compiled_code()
+        return packed(entry, numbers, block.infer())

@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import arviz as az
 import jax
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from rich import box
 from rich.table import Table
 
-from capsules.methods import METHODS, program_of, templates
+from capsules.methods import METHODS, check_options, key_of, program_of, templates
 from inference import exact
 from inference.conditions.sets import discrete_sites
 from inference.diagnostics.importance import GOOD_K, importance
@@ -37,9 +37,13 @@ class Row(NamedTuple):
     method: str
     elbo: float | None
     log_evidence: float | None
+    log_evidence_error: float | None
+    """Standard error of a sampler's estimate."""
     weighted_evidence: float | None
     """Log evidence by importance weights of q, and its standard error."""
     weighted_error: float | None
+    covered: float | None
+    """The share of that evidence in the modes of q; the others a search from q has found."""
     match_error: float | None
     """Largest difference of a match probability from the exact one."""
     match_distance: float | None
@@ -93,9 +97,15 @@ def compare(
         )
     parts = templates(None if objects is None else tuple(objects))
     scene = check_scene(scene, parts.num_parts, parts.num_features)
-    programs = {name: program_of(name, objects, precision, prior) for name in methods}
+    tempered: dict[str, Any] = {} if rungs is None else {"num_temperatures": rungs}
+    options = {
+        name: {option: x for option, x in tempered.items() if option in METHODS[name].options}
+        for name in methods
+    }
+    given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    programs = {name: check_options(name, seed, **given, **options[name]) for name in methods}
     found = {
-        name: _timed(name, program, scene, seed, rungs, twice, progress)
+        name: _timed(name, program, scene, seed, options[name], twice, progress)
         for name, program in programs.items()
     }
     truth = _exact_in_frame(program_of("ds", objects, precision, prior), scene)
@@ -131,15 +141,12 @@ def _timed(
     program: Program,
     scene: Scene,
     seed: int,
-    rungs: int | None,
+    options: dict[str, Any],
     twice: bool,
     progress: Callable[[str], Report] | None,
 ) -> tuple[Result, float]:
     report = False if progress is None else progress(name)
-    method = METHODS[name]
-    run = functools.partial(method.run, program, scene, jax.random.key(seed))
-    options = {} if rungs is None else {"num_temperatures": rungs}
-    options = {key: x for key, x in options.items() if key in method.options}
+    run = functools.partial(METHODS[name].run, program, scene, key_of(seed))
     began = time.perf_counter()
     result = run(progress_bar=report, **options)
     first = time.perf_counter() - began
@@ -165,8 +172,10 @@ def _row(
         method=name,
         elbo=_number(result.elbo),
         log_evidence=_number(result.log_evidence),
+        log_evidence_error=_number(result.log_evidence_error),
         weighted_evidence=trusted.log_evidence if trusted else None,
         weighted_error=trusted.standard_error if trusted else None,
+        covered=trusted.covered if trusted else None,
         match_error=match_error,
         match_distance=match_distance,
         pose_error=pose_error,
@@ -222,8 +231,10 @@ def render(rows: Sequence[Row]) -> Table:
     lines: dict[str, Callable[[Row], str]] = {
         "ELBO": lambda row: _text(row.elbo, ".2f"),
         "log evidence": lambda row: _text(row.log_evidence, ".2f"),
+        "  its error": lambda row: _text(row.log_evidence_error, ".1g"),
         "  by weights": lambda row: _text(row.weighted_evidence, ".2f"),
-        "  its error": lambda row: _text(row.weighted_error, ".2f"),
+        "  their error": lambda row: _text(row.weighted_error, ".1g"),
+        "  q covers": lambda row: _text(row.covered, ".0%"),
         "Pareto k": lambda row: _text(row.pareto_k, ".2f"),
         "match error": lambda row: _text(row.match_error, ".3f"),
         "match TV": lambda row: _text(row.match_distance, ".3f"),
@@ -236,10 +247,15 @@ def render(rows: Sequence[Row]) -> Table:
     }
     for name, text in lines.items():
         table.add_row(name, *map(text, rows))
-    doubtful = [row.method for row in rows if (row.pareto_k or 0.0) > GOOD_K]
-    if doubtful:
+    notes = []
+    if doubtful := [row.method for row in rows if (row.pareto_k or 0.0) > GOOD_K]:
         names = ", ".join(doubtful)
-        table.caption = f"Do not rely on the weights of {names}: Pareto k is above {GOOD_K}."
+        notes.append(f"Do not rely on the weights of {names}: Pareto k is above {GOOD_K}.")
+    if any(row.weighted_evidence is not None for row in rows):
+        notes.append(
+            "The error of weights is that of draws; modes that no search found are not in it."
+        )
+    table.caption = "\n".join(notes) or None
     return table
 
 

@@ -54,6 +54,12 @@ _gibbs = functools.partial(gibbs.run, num_warmup=100, num_samples=100, num_tempe
 MAX_PARTS = 512
 """Parts of all objects of the command line's programs together."""
 
+MEMORY = 2 << 30
+"""Bytes that the runs or chains of one scene may take."""
+
+TABLES = 32
+"""Of parts by parts, that a run, or a replica of a chain, holds at a time."""
+
 FARTHEST, NEAREST = 1e4, 1e-6
 """Coordinates that scenes may have, at most and as the largest of all; the model thinks of 1."""
 
@@ -172,12 +178,13 @@ def templates(objects: tuple[str, ...] | None = None, clutter: int = 0) -> Parts
     """Templates of the named shapes, or the program's own, and slots for clutter."""
     if clutter < 0:
         raise InputError(f"the number of clutter points must be 0 or more, got {clutter}; try 3")
-    num_parts = 0 if objects is None else sum(len(SHAPES[name]) for name in objects)
+    named = PARTS.num_parts if objects is None else sum(len(SHAPES[name]) for name in objects)
+    num_parts = named + clutter
     if num_parts > MAX_PARTS:
         raise InputError(
-            f"the shapes have {num_parts:,} parts in all, more than the {MAX_PARTS:,} that are "
-            f"taken: a match of them is {8 * num_parts**2 / 2**30:,.1f} GiB for each run of each "
-            "scene; cut the scene into smaller ones"
+            f"shapes and clutter have {num_parts:,} parts in all, more than the {MAX_PARTS:,} that "
+            f"are taken: a match of them is {8 * num_parts**2 / 2**30:,.1f} GiB for each run of "
+            "each scene; cut the scene into smaller ones"
         )
     parts = PARTS if objects is None else stack(shapes(*objects))
     return with_clutter(parts, clutter) if clutter else parts
@@ -207,7 +214,14 @@ def infer(
     scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
     settings = PRESETS[preset].get(method, Preset({})).options | options
     run = _method(method, preset).run
-    return run(program, scene, jax.random.key(seed), progress_bar=progress_bar, **settings)
+    return run(program, scene, key_of(seed), progress_bar=progress_bar, **settings)
+
+
+def key_of(seed: int) -> Array:
+    """The random key of a seed."""
+    if not 0 <= seed < 1 << 63:
+        raise InputError(f"the seed must be 0 or more, and less than 2^63, got {seed}; try 0")
+    return jax.random.key(seed)
 
 
 def _method(method: str, preset: str) -> Method:
@@ -226,10 +240,7 @@ def check_options(
     **options: Any,
 ) -> Program:
     """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
-    if seed < 0:
-        raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
-    if seed >= 1 << 63:
-        raise InputError(f"the seed must be less than 2^63, got {seed}; try 0")
+    key_of(seed)
     if precision is not None and precision > LARGEST:
         raise InputError(
             f"the precision must be at most {LARGEST:g}, got {precision}; it is one over the "
@@ -242,7 +253,21 @@ def check_options(
             f"the method {method}{preset} has no option {min(unknown)!r}; leave it out, or choose "
             "a method that has it"
         )
+    num_parts = templates(None if objects is None else tuple(objects), clutter).num_parts
+    _check_counts(num_parts, options)
     return program
+
+
+def _check_counts(num_parts: int, options: dict[str, Any]) -> None:
+    """Refuse more runs, or replicas of chains, than fit into memory."""
+    each = 8 * TABLES * num_parts**2
+    for name, copies in (("num_restarts", 1), ("num_temperatures", options.get("num_chains", 4))):
+        most = max(1, MEMORY // (each * copies))
+        if not 1 <= options.get(name, 1) <= most:
+            raise InputError(
+                f"{name} must be 1 to {most:,}, got {options[name]:,}: with {num_parts} parts each "
+                f"takes {each * copies / 2**20:.2g} MiB, of {MEMORY >> 30} GiB; try 16"
+            )
 
 
 def _check_scale(scene: Scene) -> Scene:

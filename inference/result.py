@@ -91,7 +91,11 @@ class Result:
         converged, total = int(np.sum(self.converged)), int(np.size(self.converged))
         bound = self.log_evidence if self.log_evidence is not None else self.elbo
         name = "log evidence" if self.log_evidence is not None else "ELBO"
+        error = self.log_evidence_error
+        if total > 1:
+            error = None if bound is None else np.std(bound, ddof=1) / np.sqrt(total)
         value = "" if bound is None else f", {name} {np.mean(bound):.3f}"
+        value += "" if bound is None or error is None else f" ± {float(error):.2g}"
         if total > 1:
             mean = " on average" if value else ""
             return f"{self.method}: {converged} of {total} scenes converged{value}{mean}"

@@ -122,6 +122,13 @@ def check_scene(
             f"{np.sum(empty)} of {empty.size} scenes have no points, wanted at least one; drop "
             "empty scenes first"
         )
+    for name in ("object", "point_type"):
+        labels = getattr(scene, name)
+        if labels is not None and (labels[present] < 0).any():
+            raise InputError(
+                f"{name} must be 0 or more where there is a point, got {labels[present].min()}; "
+                "-1 is for rows without one"
+            )
     return scene._replace(points=np.where(present[..., None], points, 0.0))
 
 

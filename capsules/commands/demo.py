@@ -80,29 +80,28 @@ def demo(
       [cyan]capsules demo --shapes square,pentagon --seed 2[/cyan]
       [cyan]capsules demo --scenes scenes.npz --index 3[/cyan]
     """
-    from capsules.files.scenes import whole_file
+    from capsules.files.paths import check_output, whole_file
 
     check_picture_format(out)
-    with whole_file(out) as file:  # opened before the work: a bad path is found out at once
-        os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)
-        keep_compiled_code()
-        from capsules.methods import METHODS, templates
-        from inference.plots.scenes import plot_demo
-        from models.templates import object_names
+    check_output(out, scenes)  # before the work
+    os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)
+    keep_compiled_code()
+    from capsules.methods import METHODS, templates
+    from inference.plots.scenes import plot_demo
+    from models.templates import object_names
 
-        names = shape_names(shapes or PAPER_SHAPES)
-        objects = None if shapes is None else names
-        scene = (
-            _drawn_scene(names, sigma, seed, clutter)
-            if scenes is None
-            else stored_scene(scenes, index)
-        )
-        given = {"objects": objects, "precision": precision, "clutter": clutter}
-        timed = _infer_all(tuple(METHODS), scene, seed, given)
-        _print_table(timed, scene)
-        results = [result for result, _ in timed]
-        parts = templates(None if objects is None else tuple(objects), clutter)
-        labels = object_names(names) if len(names) == parts.num_objects else None
+    names = shape_names(shapes or PAPER_SHAPES)
+    objects = None if shapes is None else names
+    scene = (
+        _drawn_scene(names, sigma, seed, clutter) if scenes is None else stored_scene(scenes, index)
+    )
+    given = {"objects": objects, "precision": precision, "clutter": clutter}
+    timed = _infer_all(tuple(METHODS), scene, seed, given)
+    _print_table(timed, scene)
+    results = [result for result, _ in timed]
+    parts = templates(None if objects is None else tuple(objects), clutter)
+    labels = object_names(names) if len(names) == parts.num_objects else None
+    with whole_file(out) as file:
         figure = plot_demo(results, parts, labels)
         figure.savefig(file, dpi=110, format=out.suffix[1:].lower())
     print(f"The picture is in {out}.")
@@ -177,12 +176,17 @@ def _table(timed: Sequence[tuple["Result", float]], scene: "Scene") -> "Table":
         table.add_row(
             result.method if result.converged else f"{result.method} (not converged)",
             "log evidence" if exact else "-" if value is None else "ELBO",
-            "-" if value is None else f"{float(value):.2f}",
+            "-" if value is None else f"{float(value):.2f}" + _error(result),
             _accuracy(result, scene),
             show_seconds(result.seconds),
             show_seconds(first),
         )
     return table
+
+
+def _error(result: "Result") -> str:
+    error = result.log_evidence_error
+    return "" if error is None else f" ± {float(error):.2f}"
 
 
 def _accuracy(result: "Result", scene: "Scene") -> str:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +45,6 @@ def evaluate(
             "`capsules infer --all`.",
         ),
     ] = None,
-    chunk: scale.Chunk = None,
     devices: scale.Devices = 1,
     fresh: scale.Fresh = False,
 ) -> None:
@@ -55,7 +55,7 @@ def evaluate(
     its own place among identical ones. sa is segmentation accuracy, ari the
     adjusted Rand index, vi the variation of information (nats, lower is
     better); each with its standard error over scenes. A file may have any number of
-    scenes: they are read and worked off in chunks.
+    scenes: they are read and inferred some at a time.
 
     [bold]Examples[/bold]
 
@@ -64,11 +64,15 @@ def evaluate(
       [cyan]capsules evaluate scenes.npz --method exact --json -[/cyan]
       [cyan]capsules evaluate cluttered.npz --clutter 3 --prior presence[/cyan]
     """
-    from capsules.files.scenes import SceneFile, whole_file
+    from capsules.files.paths import check_output, whole_file
+    from capsules.files.scenes import SceneFile
     from models.errors import InputError
 
     if limit is not None and limit < 1:
         raise InputError(f"the limit must be 1 or more, got {limit}; leave it out for all scenes")
+    to_file = None if json_file is None or str(json_file) == "-" else json_file
+    if to_file is not None:
+        check_output(to_file, file)
     keep_compiled_code()
     from capsules.batch import Job, Work
     from capsules.methods import check_options
@@ -80,21 +84,26 @@ def evaluate(
     options |= {"clutter": clutter} if clutter else {}
     job = Job(method, seed, options, devices)
     check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap
-    with SceneFile(file) as scenes:
+    kept = nullcontext() if out is None else scale.open_store(out)
+    with SceneFile(file) as scenes, kept as store:
         if not scenes.has_truth:
             raise InputError(
                 f"{file} has no `object`, so there is no truth to compare with; `capsules infer` "
                 "takes scenes without it"
             )
-        work = Work(job, scenes, out, chunk=chunk, limit=limit, fresh=fresh)
-        scale.say_what_is_kept(work, work.share())
+        work = Work(job, scenes, store, limit)
+        if store is not None and fresh:
+            store.forget(work.entries)
+        missing = work.missing()
+        scale.say_what_is_there(len(work) - len(missing), len(work))
         with Stopwatch() as watch:
-            numbers = measure(_results(work, watch))
-        work.finish()
+            numbers = measure(_results(work, set(missing), watch))
+        if store is not None:
+            work.write_manifest()
     numbers = {"method": method, "prior": prior, "preset": preset} | numbers
     numbers["seconds_per_scene"] = watch.seconds / watch.scenes if watch.scenes else None
-    if json_file is not None and str(json_file) != "-":
-        with whole_file(json_file) as written:
+    if to_file is not None:
+        with whole_file(to_file) as written:
             written.write((json.dumps(numbers, indent=2) + "\n").encode())
     if str(json_file) == "-":
         sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
@@ -136,20 +145,21 @@ def measure(results: Iterable["Result"]) -> dict[str, Any]:
         }
     for name in ("elbo", "log_evidence", "converged"):
         if name in all_scenes:
-            numbers[name] = float(np.mean(all_scenes[name]))
+            mean, error, *interval = summarise(all_scenes[name].astype(float))
+            numbers[name] = mean
+            numbers["standard_error"][name] = None if count == 1 else error
+            numbers["interval"][name] = None if count == 1 else interval
     return numbers
 
 
-def _results(work: "Work", watch: Stopwatch) -> Iterator["Result"]:
-    """The answers of all chunks, computed or read, with a bar on the terminal."""
+def _results(work: "Work", missing: set[int], watch: Stopwatch) -> Iterator["Result"]:
+    """The answers of all blocks, computed or read, with a bar on the terminal."""
     with scale.progress_of_scenes(len(work.numbers)) as report:
-        for chunk in work.share():
-            progress = report(work, chunk)
-            if work.is_done(chunk):
-                yield work.load(chunk)
-                progress(1, 1)
-            else:
-                yield watch.time(partial(work.run, chunk, progress))
+        for block in range(len(work)):
+            progress = report(len(work.numbers_of(block)))
+            call = partial(work.result, block, progress)
+            yield watch.time(call) if block in missing else call()
+            progress(1, 1)
 
 
 def _print(numbers: dict[str, Any]) -> None:
@@ -174,7 +184,9 @@ def _print(numbers: dict[str, Any]) -> None:
     console.print(table)
     for name, what in (("elbo", "ELBO"), ("log_evidence", "log evidence")):
         if name in numbers:
-            console.print(f"mean {what} {numbers[name]:.3f} nats", highlight=False)
+            error = numbers["standard_error"][name]
+            plus_minus = "" if error is None else f" ± {error:.3f}"
+            console.print(f"mean {what} {numbers[name]:.3f}{plus_minus} nats", highlight=False)
     if numbers["seconds_per_scene"] is not None:
         milliseconds = 1e3 * numbers["seconds_per_scene"]
         console.print(f"{milliseconds:.3g} ms a scene, compilation apart", highlight=False)

@@ -5,12 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsules.commands.shared import (
-    check_picture_format,
-    keep_compiled_code,
-    progress_of_blocks,
-    say_what_is_there,
-)
+from capsules.commands.scale import open_store, say_what_is_there
+from capsules.commands.shared import check_picture_format, keep_compiled_code, progress_of_blocks
 
 if TYPE_CHECKING:
     from capsules.faces.experiment import FaceStudy
@@ -46,25 +42,28 @@ def demo(
       [cyan]capsules faces demo[/cyan]
       [cyan]capsules faces demo --faces 3 --occluded --seed 4 --out occluded.png[/cyan]
     """
-    from capsules.files.scenes import whole_file
+    from capsules.files.paths import check_output, whole_file
 
     check_picture_format(out)
-    with whole_file(out) as file:  # opened before the work: a bad path is found out at once
-        keep_compiled_code()
-        from capsules.faces.experiment import METHODS, explain, measure, open_study
-        from capsules.faces.report import plot_faces
+    check_output(out)  # before the work
+    keep_compiled_code()
+    from capsules.faces.experiment import METHODS, explain, measure, open_study
+    from capsules.faces.report import plot_faces
+    from capsules.methods import key_of
 
-        study = open_study(images)
-        scenes = study.scenes(1, num_faces, seed, occluded)
-        explained = explain(study, scenes, seed)
-        numbers = measure(study, scenes, explained)
-        for name, label in METHODS.items():
-            right = numbers.get(f"right_{name}", numbers["right_ransac"])[0]
-            print(
-                f"{label:26} assignment {'right' if right else 'wrong'}, RMSE of the scene "
-                f"{numbers[f'scene_{name}'][0]:.4f}, of the appearance "
-                f"{numbers[f'appearance_{name}'][0]:.3f}"
-            )
+    key_of(seed)  # before the work
+    study = open_study(images)
+    scenes = study.scenes(1, num_faces, seed, occluded)
+    explained = explain(study, scenes, seed)
+    numbers = measure(study, scenes, explained)
+    for name, label in METHODS.items():
+        right = numbers.get(f"right_{name}", numbers["right_ransac"])[0]
+        print(
+            f"{label:26} assignment {'right' if right else 'wrong'}, RMSE of the scene "
+            f"{numbers[f'scene_{name}'][0]:.4f}, of the appearance "
+            f"{numbers[f'appearance_{name}'][0]:.3f}"
+        )
+    with whole_file(out) as file:
         figure = plot_faces(study, scenes, explained)
         figure.savefig(file, dpi=110, format=out.suffix[1:].lower())
     print(f"The picture is in {out}.")
@@ -83,20 +82,18 @@ def reproduce_faces(
     Args:
         drawn: whether the images of the study are the artist's.
         more: scenes of up to 10 faces.
-        out: a folder that is there.
     """
     from capsules.faces.experiment import CELLS, MORE_CELLS, blocks_of, run_blocks
     from capsules.faces.report import write_report
 
     cells = CELLS + MORE_CELLS if more else CELLS
-    blocks = blocks_of(study, cells, num_scenes, seed, out / "blocks" / "faces")
-    there = [block.file for block in blocks if block.file.exists()]
-    if fresh:
-        for path in there:
-            path.unlink()
-        there = []
-    say_what_is_there(len(there))
-    with progress_of_blocks() as report:
-        numbers = run_blocks(study, blocks, seed, report)
-    for path in write_report(numbers, study, out, drawn):
-        print(f"Wrote {path}.")
+    with open_store(out / "blocks") as store:
+        blocks = blocks_of(study, cells, num_scenes, seed, store)
+        entries = [block.entry for block in blocks]
+        if fresh:
+            store.forget(entries)
+        say_what_is_there(sum(map(store.has, entries)), len(entries))
+        with progress_of_blocks() as report:
+            numbers = run_blocks(study, blocks, seed, store, report)
+        for path in write_report(numbers, study, out, drawn):
+            print(f"Wrote {path}.")

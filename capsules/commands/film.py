@@ -1,7 +1,7 @@
 """`capsules film`: how an inference goes, frame by frame."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,13 +36,12 @@ def film(
       [cyan]capsules film scenes.npz --index 3[/cyan]
       [cyan]capsules film points.csv --out fit.mp4 --speed 8[/cyan]
     """
-    from capsules.files.scenes import whole_file
+    from capsules.files.paths import check_output, whole_file
     from inference.plots.film import check_film_format, write_film
 
     check_film_format(out)
+    check_output(out, file)
     keep_compiled_code()
-    import jax
-
     from capsules import methods
     from inference import cavi
     from models.templates import object_names
@@ -50,13 +49,14 @@ def film(
     names = names_of(shapes)
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     parts = methods.templates(objects)
-    program = methods.program_of("ds", objects, precision)
+    given: dict[str, Any] = {"objects": objects, "precision": precision}
+    program = methods.check_options("ds", seed, num_restarts=restarts, **given)
     scene = read_scene(file, index, parts.num_parts)
     with whole_file(out) as film_file:
         result = cavi.run(
             program,
             scene,
-            jax.random.key(seed),
+            methods.key_of(seed),
             num_restarts=restarts,
             init_strategy="uniform",
             history=True,

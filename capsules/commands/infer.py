@@ -26,6 +26,10 @@ from capsules.files.points import read_scene
 
 if TYPE_CHECKING:
     from inference.result import Result
+    from models.templates import Parts
+
+MAX_WORKERS = 1024
+"""Processes of a machine; each takes about a gigabyte."""
 
 
 def infer(
@@ -55,12 +59,10 @@ def infer(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder for the answers of --all.")
     ] = None,
-    chunk: scale.Chunk = None,
     devices: scale.Devices = 1,
+    workers: scale.Workers = None,
+    cluster: scale.Cluster = None,
     fresh: scale.Fresh = False,
-    coordinator: scale.Coordinator = None,
-    process: scale.Process = None,
-    processes: scale.Processes = None,
 ) -> None:
     """Infer one scene: the objects in it, where they are, and which point is which part.
 
@@ -69,10 +71,10 @@ def infer(
     With [bold]--clutter[/bold] points may belong to no object; in the answer their object is one
     more than the last.
 
-    With [bold]--all[/bold] every scene of a file of any size is worked off in bounded memory;
+    With [bold]--all[/bold] every scene of a file of any size is inferred in bounded memory;
     the answers go to DIR as they come, and the same command goes on after an
-    interruption. docs/scale.md says what is in DIR and how several devices or
-    machines share the work.
+    interruption. docs/scale.md says what is in DIR and how several devices,
+    processes or machines share the work.
 
     [bold]Examples[/bold]
 
@@ -80,13 +82,9 @@ def infer(
       [cyan]capsules infer points.csv --method ransac --plot objects.png[/cyan]
       [cyan]capsules infer points.json --method exact --json -[/cyan]
       [cyan]capsules infer cluttered.npz --clutter 3 --prior presence[/cyan]
-      [cyan]capsules infer scenes.npz --all --restarts 5 --out answers[/cyan]
+      [cyan]capsules infer scenes.npz --all --restarts 5 --workers 2 --out answers[/cyan]
     """
-    meets = every and out is not None and (index, plot, json_file) == (0, None, None)
-    # Before `models` is imported, which makes arrays: JAX must not before the processes have met.
-    number = scale.check_processes(coordinator, process, processes) if meets else (0, 1)
-
-    from capsules.files.scenes import whole_file
+    from capsules.files.paths import check_output, whole_file
     from models.errors import InputError
 
     names = names_of(shapes)
@@ -100,18 +98,23 @@ def infer(
             raise InputError(
                 "--index, --plot and --json are for one scene; leave them or --all out"
             )
-        place = scale.folder_of(out)
+        if out is None:
+            raise InputError("--all needs a folder for the answers; give it with --out DIR")
         keep_compiled_code()
-        _infer_all(file, place, (method, seed, options, devices), chunk, fresh, number)
+        _infer_all(file, out, (method, seed, options, devices), fresh, workers, cluster)
         return
-    if (out, chunk, coordinator, process, processes) != (None,) * 5 or fresh or devices != 1:
+    if (out, workers, cluster) != (None,) * 3 or fresh or devices != 1:
         raise InputError(
-            "--out, --chunk, --devices, --fresh, --coordinator, --process and --processes are for "
-            "many scenes; give --all too, or leave them out"
+            "--out, --devices, --workers, --cluster and --fresh are for many scenes; give --all "
+            "too, or leave them out"
         )
 
+    to_file = None if json_file is None or str(json_file) == "-" else json_file
     if plot is not None:
         check_picture_format(plot)
+        check_output(plot, file)
+    if to_file is not None:
+        check_output(to_file, file, plot)
     keep_compiled_code()
     from capsules import methods
     from inference.plots.scenes import plot_demo
@@ -122,13 +125,13 @@ def infer(
     program = methods.program_of(method, objects, precision, prior, preset, clutter)
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
-    answer = describe(result, program, object_names(names)) | {"prior": prior}
+    answer = describe(result, program, parts, object_names(names)) | {"prior": prior}
     if plot is not None:
         with whole_file(plot) as picture:
             figure = plot_demo([result], parts, object_names(names))
             figure.savefig(picture, dpi=110, format=plot.suffix[1:].lower())
-    if json_file is not None and str(json_file) != "-":
-        with whole_file(json_file) as written:
+    if to_file is not None:
+        with whole_file(to_file) as written:
             written.write((json.dumps(answer, indent=2) + "\n").encode())
     if str(json_file) == "-":
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
@@ -140,33 +143,60 @@ def _infer_all(
     file: Path,
     folder: Path,
     asked: tuple[str, int, dict[str, Any], int],
-    chunk: int | None,
     fresh: bool,
-    number: tuple[int, int],
+    workers: int | None,
+    address: str | None,
 ) -> None:
     from capsules.batch import MANIFEST, Job, Work
+    from capsules.cluster import client_of, compute
     from capsules.files.scenes import SceneFile
     from capsules.methods import check_options
+    from models.errors import InputError
 
+    if workers is not None and (address is not None or not 1 <= workers <= MAX_WORKERS):
+        raise InputError(
+            f"--workers must be 1 to {MAX_WORKERS}, without --cluster, got {workers}; choose one"
+        )
     job = Job(*asked)
     check_options(job.method, job.seed, **job.all_options)
-    with SceneFile(file) as scenes:
-        work = Work(job, scenes, folder, chunk=chunk, fresh=fresh)
-        share = work.share(*number)
-        scale.say_what_is_kept(work, share)
-        if not scale.work_off(work, share):
-            print(f"Wrote {len(work.numbers):,} scenes in {len(work)} parts: {folder / MANIFEST}.")
+    with SceneFile(file) as scenes, scale.open_store(folder) as store:
+        work = Work(job, scenes, store)
+        if fresh:
+            store.forget(work.entries)
+        missing = work.missing()
+        scale.say_what_is_there(len(work) - len(missing), len(work))
+        sizes = {block: len(work.numbers_of(block)) for block in missing}
+        with scale.progress_of_scenes(sum(sizes.values())) as report:
+            if missing and (address is not None or workers is not None):
+                with client_of(address, workers or 1) as client:
+                    for block in compute(client, work, missing):
+                        report(sizes[block])(1, 1)
+            else:
+                for block in missing:
+                    work.result(block, report(sizes[block]))
+        work.write_manifest()
+    print(f"Wrote {len(work.numbers):,} scenes in {len(work)} parts: {folder / MANIFEST}.")
 
 
-def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The answer for a single scene, as plain lists and numbers."""
+def describe(
+    result: "Result", program: Any, parts: "Parts", names: Sequence[str]
+) -> dict[str, Any]:
+    """The answer for a single scene, as plain lists and numbers.
+
+    Identical objects have the names that they have in the picture.
+    """
     import numpy as np
 
     from inference.diagnostics.readout import most_probable_match, poses_given_match, similarity_of
+    from inference.plots.outlines import relabel, renaming
 
     match = most_probable_match(result)
     means, covariances = poses_given_match(program, result, match)
     first_part = [int(np.flatnonzero(result.owner == k)[0]) for k in range(len(names))]
+    truth = result.scene.object
+    shown = relabel(result, parts, result.labels if truth is None else np.asarray(truth)).labels
+    found = np.where(match < 0, -1, result.owner[match])
+    name_of = [*map(int, renaming(found, parts, shown)), len(names)]
     rows = np.flatnonzero(result.scene.present)
     points = []
     for number, row in enumerate(rows):
@@ -178,7 +208,7 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
             {
                 "point": number,
                 "coordinates": [float(x) for x in result.scene.points[row]],
-                "object": owner,
+                "object": None if owner is None else name_of[owner],
                 "part": None if owner is None or is_clutter else part - first_part[owner],
                 "probability": 0.0 if part < 0 else float(result.match_probs[row, same].sum()),
             }
@@ -188,7 +218,8 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
         own = [point["point"] for point in points if point["object"] == k]
         if not own:
             continue
-        pose = similarity_of(means[k], covariances[k])
+        old_name = name_of.index(k)
+        pose = similarity_of(means[old_name], covariances[old_name])
         objects.append(
             {
                 "object": k,
@@ -203,7 +234,8 @@ def describe(result: "Result", program: Any, names: Sequence[str]) -> dict[str, 
             }
         )
     clutter = [point["point"] for point in points if point["object"] == len(names)]
-    bounds = {"elbo": result.elbo, "log_evidence": result.log_evidence}
+    numbers = ("elbo", "log_evidence", "log_evidence_error")
+    bounds = {name: getattr(result, name) for name in numbers}
     return {
         "method": result.method,
         "converged": bool(result.converged),

@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from capsules.commands.faces import Images, reproduce_faces
-from capsules.commands.scale import Fresh
-from capsules.commands.shared import keep_compiled_code, progress_of_blocks, say_what_is_there
+from capsules.commands.scale import Fresh, open_store, say_what_is_there
+from capsules.commands.shared import keep_compiled_code, progress_of_blocks
 
 ALL_METHODS = "gmm,ds,ransac,exact"
-CHUNK = 64
 
 
 class Study(StrEnum):
@@ -59,9 +58,6 @@ def reproduce(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write to.")] = Path(
         "results"
     ),
-    chunk: Annotated[
-        int, typer.Option(help="Scenes between two files; does not change the numbers.")
-    ] = CHUNK,
     fresh: Fresh = False,
 ) -> None:
     """Make the tables of the paper: its numbers, and ours beside them.
@@ -81,12 +77,10 @@ def reproduce(
     """
     from models.errors import InputError
 
-    if chunk < 1:
-        raise InputError(f"a chunk wants at least one scene, got {chunk}; try {CHUNK}")
-    if study is Study.faces and (scenes, methods, chunk) != (None, ALL_METHODS, CHUNK):
+    if study is Study.faces and (scenes, methods) != (None, ALL_METHODS):
         raise InputError(
-            "--scenes, --methods and --chunk are options of the constellations, but the study is "
-            "faces; leave them out"
+            "--scenes and --methods are options of the constellations, but the study is faces; "
+            "leave them out"
         )
     if study not in (Study.faces, Study.all) and (images, more) != (None, False):
         raise InputError(
@@ -100,15 +94,10 @@ def reproduce(
         from capsules.faces.experiment import open_study
 
         faces = open_study(images)
-    try:
-        if study is not Study.faces:
-            _constellations(study, scenes, draws or 512, seed, methods, out, chunk, fresh)
-        if with_faces:
-            _make(out)
-            reproduce_faces(faces, images is None, draws or 250, more, seed, out, fresh)
-    except KeyboardInterrupt:
-        print(f"What was computed is kept in {out / 'blocks'}; the same command goes on there.")
-        raise
+    if study is not Study.faces:
+        _constellations(study, scenes, draws or 512, seed, methods, out, fresh)
+    if with_faces:
+        reproduce_faces(faces, images is None, draws or 250, more, seed, out, fresh)
 
 
 def _constellations(
@@ -118,7 +107,6 @@ def _constellations(
     seed: int,
     methods: str,
     out: Path,
-    chunk: int,
     fresh: bool,
 ) -> None:
     from capsules.experiments import constellations
@@ -133,23 +121,13 @@ def _constellations(
     if not cells:
         raise InputError(f"{study} is a study of ds and gmm, but got {methods}; name one of them")
     tests = constellations.scene_sets(scenes, draws, seed)
-    _make(out)
-    store = constellations.Store(out / "blocks", tests, seed)
-    if fresh:
-        store.forget(cells)
-    say_what_is_there(sum(len(store.load(cell)) for cell in cells))
-    with progress_of_blocks() as report:
-        numbers = dict(constellations.run_cells(cells, store, chunk, report))
-    for path in write_tables(study, numbers, tests, out):
-        print(f"Wrote {path}.")
-
-
-def _make(folder: Path) -> None:
-    from models.errors import InputError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {folder} ({error.strerror}); choose another --out"
-        ) from error
+    with open_store(out / "blocks") as store:
+        found = constellations.entries_of(cells, tests, seed, store)
+        blocks = [entry for entries in found.values() for entry in entries]
+        if fresh:
+            store.forget(blocks)
+        say_what_is_there(sum(map(store.has, blocks)), len(blocks))
+        with progress_of_blocks() as report:
+            numbers = dict(constellations.run_cells(cells, tests, seed, store, report))
+        for path in write_tables(study, numbers, tests, out):
+            print(f"Wrote {path}.")

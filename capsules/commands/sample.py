@@ -7,7 +7,8 @@ import typer
 
 from capsules.commands.shared import PAPER_SHAPES, shape_names
 
-MAX_DRAWS = 2_000_000
+MEMORY, ROW = 2 << 30, 100
+"""Bytes that all scenes may take, and that a row of one takes, with copies."""
 
 
 def sample(
@@ -59,15 +60,21 @@ def sample(
       [cyan]capsules sample cluttered.npz --sigma 0 --clutter 3[/cyan]
     """
     from capsules.experiments.generator import sample_scenes
+    from capsules.files.paths import check_output
     from capsules.files.scenes import save_scenes
     from models.errors import InputError
+    from models.templates import SHAPES
 
-    if draws > MAX_DRAWS:
+    names = shape_names(shapes)
+    rows = sum(len(SHAPES[name]) for name in names) + max(0, clutter)
+    most = MEMORY // (ROW * rows)
+    if draws > most:
         raise InputError(
-            f"{draws:,} draws are more than fit into memory with ease, wanted at most "
-            f"{MAX_DRAWS:,}; write several files with different seeds"
+            f"{draws:,} draws of {rows:,} points take more than {MEMORY >> 30} GiB; give at most "
+            f"{most:,}, and write several files with different seeds"
         )
-    scenes = sample_scenes(draws, sigma, seed, shape_names(shapes), centred, clutter=clutter)
+    check_output(out)
+    scenes = sample_scenes(draws, sigma, seed, names, centred, clutter=clutter)
     kept = len(scenes.points)
     if not kept:
         raise InputError(

@@ -33,23 +33,18 @@ def shape_names(shapes: str) -> list[str]:
 
 
 def show_seconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
 def keep_compiled_code() -> None:
     """Switch on JAX's persistent compilation cache, unless there is one or none can be written."""
     import jax
 
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(base).expanduser() / "generative-capsules" / "jax"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    if os.access(folder, os.W_OK):
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    from capsules.files.paths import cache_folder
+
+    folder = cache_folder()
+    if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(folder / "jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
@@ -61,12 +56,6 @@ def check_picture_format(path: Path) -> None:
             f"the picture {path} should end in {', '.join(PICTURE_FORMATS)}, which says its "
             f"format, but ends in {path.suffix!r}; try demo.png"
         )
-
-
-def say_what_is_there(blocks: int) -> None:
-    """Tell that an earlier run has left some blocks of scenes."""
-    if blocks:
-        print(f"Resuming: {blocks} blocks of scenes are there from an earlier run.", flush=True)
 
 
 @contextmanager
@@ -106,7 +95,8 @@ class Stopwatch:
     """Seconds of what was computed, less those that JAX spent compiling."""
 
     def __init__(self) -> None:
-        self.seconds, self.scenes, self._compiling = 0.0, 0, 0.0
+        self.seconds, self.scenes = 0.0, 0
+        self._compiling: list[tuple[float, float]] = []
 
     def __enter__(self) -> "Stopwatch":
         import jax
@@ -121,12 +111,23 @@ class Stopwatch:
 
     def time(self, compute: Callable[[], "Result"]) -> "Result":
         """Call it and count its time."""
-        began, compiling = time.perf_counter(), self._compiling
+        self._compiling.clear()
+        began = time.perf_counter()
         result = compute()
-        self.seconds += max(time.perf_counter() - began - (self._compiling - compiling), 0.0)
+        self.seconds += time.perf_counter() - began - _covered(self._compiling)
         self.scenes += len(result)
         return result
 
     def _compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.startswith(COMPILATION):
-            self._compiling += duration_secs
+            now = time.perf_counter()
+            self._compiling.append((now - duration_secs, now))
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """The time within any of some spans: that of tracing includes what the function calls."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total

@@ -1,12 +1,10 @@
 """The experiments of the paper: which method on which scenes with which settings, kept as they go.
 
 A cell is one number of a table before averaging: a method with its settings on the scenes of one
-noise level. It is worked off in blocks of scenes that are always the same, whatever is written to a
-file at a time, and a file appears whole or not at all: so an experiment that was killed goes on
-where it stopped and ends in the same numbers.
+noise level. It is computed in blocks of scenes that are always the same, and each is kept in the
+store: so an experiment that was killed goes on where it stopped and ends in the same numbers.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,18 +13,16 @@ import numpy as np
 
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, SIGMAS
-from capsules.files.scenes import load_scenes, whole_file
+from capsules.files.scenes import load_scenes
 from capsules.methods import PRESETS, Preset, infer, templates
+from capsules.store import Entry, Store, digest, sealed
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, Scores, ccae_scores, score
 from inference.variational.ascent import Schedule
 from models.errors import InputError
 from models.scenes import Scene
 
 BLOCK = 256
-"""Scenes that a method gets at a time."""
-
-VERSION = 3
-"""To be raised where a change of the code makes stored numbers stale."""
+"""Scenes that a method gets at a time, and that an entry of the store holds."""
 
 MAIN_BETA = 0.05
 """Initial beta of the paper's main table."""
@@ -101,86 +97,46 @@ def _stored(path: Path, draws: int) -> Scenes:
     return Scenes(scenes, ccae_scores(truth, predicted, present, owner))
 
 
-class Store:
-    """The folder in which the numbers of an experiment are kept, a file for some blocks of a cell.
+def entries_of(
+    cells: Sequence[Cell], tests: Mapping[float, Scenes], seed: int, store: Store
+) -> dict[Cell, list[Entry]]:
+    """The entries of each cell, one for each block of its scenes."""
+    data = {sigma: digest(*some.scenes) for sigma, some in tests.items()}
 
-    The name of a cell's folder has a digest of all that its numbers depend on, so numbers of other
-    scenes, seeds or settings are never taken for them.
-    """
+    def entry(cell: Cell, number: int) -> Entry:
+        depends = {"cell": cell, "options": _options(cell), "seed": seed, "block": [number, BLOCK]}
+        return store.entry(f"{cell.name}-{number:04d}", data=data[cell.sigma], **depends)
 
-    def __init__(self, folder: Path, tests: Mapping[float, Scenes], seed: int) -> None:
-        self.folder, self.tests, self.seed = folder, tests, seed
-
-    def place(self, cell: Cell) -> Path:
-        scenes = self.tests[cell.sigma].scenes
-        digest = hashlib.sha256(repr((VERSION, BLOCK, self.seed, _options(cell))).encode())
-        for array in (scenes.points, scenes.present, scenes.object):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return self.folder / f"{cell.name}-{digest.hexdigest()[:12]}"
-
-    def load(self, cell: Cell) -> dict[int, dict[str, np.ndarray]]:
-        """The blocks of a cell that are there, by number."""
-        blocks = {}
-        for path in sorted(self.place(cell).glob("blocks-*.npz")):
-            with np.load(path) as file:
-                arrays = {name: file[name] for name in file.files}
-            for i, number in enumerate(arrays.pop("block")):
-                blocks[int(number)] = {name: x[i] for name, x in arrays.items()}
-        return blocks
-
-    def save(self, cell: Cell, blocks: Mapping[int, dict[str, np.ndarray]]) -> None:
-        numbers = sorted(blocks)
-        arrays = {
-            name: np.stack([blocks[number][name] for number in numbers])
-            for name in blocks[numbers[0]]
-        }
-        folder = self.place(cell)
-        folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / f"blocks-{numbers[0]:04d}-{numbers[-1]:04d}.npz") as file:
-            np.savez(file, allow_pickle=False, block=np.array(numbers), **arrays)
-
-    def forget(self, cells: Sequence[Cell]) -> None:
-        """Remove what is there of these cells."""
-        for cell in cells:
-            for path in self.place(cell).glob("blocks-*.npz"):
-                path.unlink()
+    blocks = {s: -(-len(some.scenes.points) // BLOCK) for s, some in tests.items()}
+    return {cell: [entry(cell, number) for number in range(blocks[cell.sigma])] for cell in cells}
 
 
 def run_cells(
     cells: Sequence[Cell],
+    tests: Mapping[float, Scenes],
+    seed: int,
     store: Store,
-    chunk: int = BLOCK,
     progress: Callable[[Cell, int, int], None] | None = None,
 ) -> Iterator[tuple[Cell, Numbers]]:
-    """Work off the cells, and yield the numbers of each.
+    """Compute the cells, or read what is stored, and yield the numbers of each.
 
     Args:
-        chunk: scenes between two files, rounded up to whole blocks; it does not change a number.
         progress: called with the cell, the blocks done of all cells, and the blocks there are.
     """
-    known = {cell: store.load(cell) for cell in cells}
-    num_blocks = {cell: -(-len(store.tests[cell.sigma].scenes.points) // BLOCK) for cell in cells}
-    in_all, at_a_time = sum(num_blocks.values()), max(1, -(-chunk // BLOCK))
-
-    def report(cell: Cell) -> None:
-        if progress is not None:
-            progress(cell, sum(len(blocks) for blocks in known.values()), in_all)
-
+    entries, done = entries_of(cells, tests, seed, store), 0
+    in_all = sum(map(len, entries.values()))
     for cell in cells:
-        report(cell)
-        scenes = store.tests[cell.sigma].scenes
-        new: dict[int, dict[str, np.ndarray]] = {}
-        for number in range(num_blocks[cell]):
-            if number in known[cell]:
-                continue
-            known[cell][number] = new[number] = run_block(cell, scenes, number, store.seed)
-            if len(new) == at_a_time:
-                store.save(cell, new)
-                new = {}
-            report(cell)
-        if new:
-            store.save(cell, new)
-        yield cell, _joined(known[cell], len(scenes.points))
+        scenes, blocks = tests[cell.sigma].scenes, []
+        for number, entry in enumerate(entries[cell]):
+            if progress is not None:
+                progress(cell, done, in_all)
+            block = store.read(entry)
+            if block is None:
+                block = run_block(cell, scenes, number, seed)
+                store.write(entry, sealed(entry, block))
+            blocks.append(block)
+            done += 1
+        yield cell, _joined(blocks, len(scenes.points))
 
 
 def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np.ndarray]:
@@ -205,8 +161,8 @@ def _options(cell: Cell) -> dict[str, Any]:
     return {"schedule": schedule._replace(beta_start=cell.beta)}
 
 
-def _joined(blocks: Mapping[int, dict[str, np.ndarray]], num_scenes: int) -> Numbers:
+def _joined(blocks: Sequence[dict[str, np.ndarray]], num_scenes: int) -> Numbers:
     def all_scenes(name: str) -> np.ndarray:
-        return np.concatenate([blocks[number][name] for number in sorted(blocks)])[:num_scenes]
+        return np.concatenate([block[name] for block in blocks])[:num_scenes]
 
     return {p: {name: all_scenes(f"{p}_{name}") for name in METRICS} for p in PROTOCOLS}

@@ -10,16 +10,13 @@ are combined at random within a group, so all that one part says about another i
 """
 
 import functools
-import os
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from sklearn.decomposition import PCA, FactorAnalysis
 
 from capsules.faces.images import FaceImages
-from capsules.files.scenes import whole_file
 from models.errors import InputError
 from models.faces import FactorAnalyser
 
@@ -167,9 +164,6 @@ def choose_num_factors(
 def fit_appearance(images: FaceImages, seed: int = 0, num_factors: int | None = None) -> Appearance:
     """Fit the appearance model to the training faces of `split_faces(images, seed)`.
 
-    A fit is kept in the user's cache folder (XDG_CACHE_HOME or ~/.cache) under a name made of the
-    images' pixels and the settings, so it is never stale.
-
     Args:
         num_factors: how many factors; by default chosen by `choose_num_factors`.
     """
@@ -180,13 +174,8 @@ def fit_appearance(images: FaceImages, seed: int = 0, num_factors: int | None = 
 
 @functools.lru_cache(maxsize=4)
 def _fit_once(key: "_Key") -> Appearance:
-    """One model for each set of images in a process, read from the cache where it is there."""
-    file = _cache_folder() / f"appearance-{key.name}.npz"
-    found = _load(file)
-    if found is None:
-        found = _fit(key.images, key.seed, key.num_factors)
-        _store(file, found)
-    return found
+    """One model for each set of images in a process."""
+    return _fit(key.images, key.seed, key.num_factors)
 
 
 class _Key:
@@ -194,14 +183,13 @@ class _Key:
 
     def __init__(self, images: FaceImages, seed: int, num_factors: int | None) -> None:
         self.images, self.seed, self.num_factors = images, seed, num_factors
-        settings = f"{VARIANCE_KEPT}-{NUM_TRAIN}-{MAX_FACTORS}"
-        self.name = f"{images.fingerprint}-{seed}-{num_factors or 'chosen'}-{settings}"
+        self.settings = (images.fingerprint, seed, num_factors)
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        return hash(self.settings)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.name == other.name
+        return isinstance(other, _Key) and self.settings == other.settings
 
 
 def _fit(images: FaceImages, seed: int, num_factors: int | None) -> Appearance:
@@ -212,35 +200,3 @@ def _fit(images: FaceImages, seed: int, num_factors: int | None) -> Appearance:
     chosen, errors = choose_num_factors(scores, part_dims, seed)
     factors = fit_factors(scores, part_dims, num_factors or chosen)
     return Appearance(pca, factors, errors)
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "generative-capsules"
-
-
-def _store(file: Path, fitted: Appearance) -> None:
-    """Keep a fit; a cache that cannot be written is no reason to fail."""
-    arrays: dict[str, Any] = {f"mean_{t}": part.mean for t, part in enumerate(fitted.pca)}
-    arrays |= {f"components_{t}": part.components for t, part in enumerate(fitted.pca)}
-    arrays |= {f"factors_{name}": x for name, x in fitted.factors._asdict().items()}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as opened:
-            np.savez(opened, prediction_error=fitted.prediction_error, **arrays)
-    except (OSError, InputError):
-        return
-
-
-def _load(file: Path) -> Appearance | None:
-    """A fit from the cache; None if there is none, or none that can be read."""
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = dict(stored)
-        parts = range(len(arrays["factors_part_dims"]))
-        pca = tuple(PartPCA(arrays[f"mean_{t}"], arrays[f"components_{t}"]) for t in parts)
-        factors = FactorAnalyser(*(arrays[f"factors_{name}"] for name in FactorAnalyser._fields))
-        dims = tuple(int(d) for d in factors.part_dims)
-        return Appearance(pca, factors._replace(part_dims=dims), arrays["prediction_error"])
-    except Exception:  # a damaged file makes numpy and zipfile raise nearly anything
-        return None

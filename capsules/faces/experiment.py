@@ -1,17 +1,15 @@
 """The faces experiment: scenes of drawn faces, explained by coordinate ascent and by RANSAC.
 
-A cell is a number of faces, apart from each other or occluded. It is worked off in blocks of scenes
-that are written to files as they are done, so an experiment that was killed goes on where it
-stopped and ends in the same numbers.
+A cell is a number of faces, apart from each other or occluded. It is computed in blocks of scenes,
+each kept in the store: so an experiment that was killed goes on where it stopped and ends in the
+same numbers.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -20,7 +18,8 @@ from capsules.faces.artist import draw_images
 from capsules.faces.images import FaceImages, load_images
 from capsules.faces.rendering import render, render_poses, scene_rmse
 from capsules.faces.scenes import FaceScenes, sample_face_scenes
-from capsules.files.scenes import whole_file
+from capsules.methods import key_of
+from capsules.store import Entry, Store, sealed
 from inference import cavi, ransac
 from inference.diagnostics.metrics import same_partition
 from inference.result import Result
@@ -28,7 +27,7 @@ from models.faces import GEOMETRIC, faces_program
 from models.program.reading import Program
 
 BLOCK = 50
-"""Scenes that are worked off, and written to a file, at a time."""
+"""Scenes that are inferred, and kept in an entry of the store, at a time."""
 
 RESTARTS = 4
 """Of coordinate ascent on a scene; the paper has 5."""
@@ -39,9 +38,6 @@ RANSAC_OPTIONS: dict[str, Any] = {
     "cover": "sequential",
     "fewest_points": 1,
 }
-
-VERSION = 5
-"""To be raised where a change of the code makes stored numbers stale."""
 
 METHODS = {
     "vi": "VI",
@@ -109,13 +105,11 @@ def explain(
     """
     program = study.program(scenes.poses.shape[1])
     single, refitted = (
-        ransac.run(program, scenes.scene, jax.random.key(seed), refit=refit, **RANSAC_OPTIONS)
+        ransac.run(program, scenes.scene, key_of(seed), refit=refit, **RANSAC_OPTIONS)
         for refit in (False, True)
     )
     results = {
-        "vi": cavi.run(
-            program, scenes.scene, jax.random.key(seed), num_restarts=restarts, fewest_points=1
-        ),
+        "vi": cavi.run(program, scenes.scene, key_of(seed), num_restarts=restarts, fewest_points=1),
         "ransac": single,
         "refit": refitted,
     }
@@ -211,37 +205,37 @@ MORE_CELLS = tuple(Cell(number) for number in range(6, 11))
 
 
 class Block(NamedTuple):
-    """Some scenes of a cell, and the file for their numbers."""
+    """Some scenes of a cell, and where their numbers are kept."""
 
     cell: Cell
     first: int
     size: int
-    file: Path
+    entry: Entry
 
 
 def blocks_of(
-    study: FaceStudy, cells: Sequence[Cell], num_scenes: int, seed: int, folder: Path
+    study: FaceStudy, cells: Sequence[Cell], num_scenes: int, seed: int, store: Store
 ) -> list[Block]:
-    """All that is to be done. A file's name has a digest of what its numbers depend on."""
-    blocks = []
-    for cell in cells:
-        name = cell.name.replace(", ", "-").replace(" ", "-")
-        for first in range(0, num_scenes, BLOCK):
-            size = min(BLOCK, num_scenes - first)
-            factors = study.appearance.factors.num_factors
-            depends = (VERSION, study.images.fingerprint, factors, seed, RESTARTS, BLOCK, size)
-            digest = hashlib.sha256(repr(depends).encode()).hexdigest()[:12]
-            blocks.append(Block(cell, first, size, folder / f"{name}-{first:05d}-{digest}.npz"))
-    return blocks
+    """All that is to be done."""
+    data = study.images.fingerprint, study.appearance.factors.num_factors
+
+    def block(cell: Cell, first: int) -> Block:
+        size = min(BLOCK, num_scenes - first)
+        name = f"{cell.name.replace(', ', '-').replace(' ', '-')}-{first:05d}"
+        settings = {"seed": seed, "restarts": RESTARTS, "scenes": [first, size, BLOCK]}
+        return Block(cell, first, size, store.entry(name, cell=cell, data=data, **settings))
+
+    return [block(cell, first) for cell in cells for first in range(0, num_scenes, BLOCK)]
 
 
 def run_blocks(
     study: FaceStudy,
     blocks: Sequence[Block],
     seed: int,
+    store: Store,
     progress: Callable[[Cell, int, int], None] | None = None,
 ) -> dict[Cell, dict[str, np.ndarray]]:
-    """The numbers of every scene of every cell, from the files of blocks where they are there.
+    """The numbers of every scene of every cell, computed or read from the store.
 
     Args:
         progress: called with the cell, the blocks done, and the blocks there are.
@@ -250,7 +244,11 @@ def run_blocks(
     for done, block in enumerate(blocks):
         if progress is not None:
             progress(block.cell, done, len(blocks))
-        numbers.setdefault(block.cell, []).append(_numbers(study, block, seed))
+        found = store.read(block.entry)
+        if found is None:
+            found = _numbers(study, block, seed)
+            store.write(block.entry, sealed(block.entry, found))
+        numbers.setdefault(block.cell, []).append(found)
     return {
         cell: {name: np.concatenate([one[name] for one in some]) for name in some[0]}
         for cell, some in numbers.items()
@@ -258,17 +256,9 @@ def run_blocks(
 
 
 def _numbers(study: FaceStudy, block: Block, seed: int) -> dict[str, np.ndarray]:
-    """The numbers of a block, read or computed and written."""
-    if block.file.exists():
-        with np.load(block.file, allow_pickle=False) as stored:
-            return dict(stored)
     cell, size = block.cell, block.size
     scenes = study.scenes(size, cell.num_faces, seed, cell.occluded, block.first)
     scenes = scenes.take(np.resize(np.arange(size), BLOCK))  # one compiled shape for all blocks
     key = int(np.random.SeedSequence([seed, block.first]).generate_state(1)[0])
     numbers = measure(study, scenes, explain(study, scenes, key))
-    numbers = {name: values[:size] for name, values in numbers.items()}
-    block.file.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(block.file) as opened:
-        np.savez(opened, allow_pickle=False, **numbers)
-    return numbers
+    return {name: values[:size] for name, values in numbers.items()}

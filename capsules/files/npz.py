@@ -1,9 +1,11 @@
 """Arrays of an npz file, some rows at a time: a file may be far larger than memory.
 
-What a header says is held against the size of what is there before any memory is taken for it, and
-pickled objects are never opened.
+Before any value is read, sizes are checked, then checksums: what unpacks to far more than the file
+is refused unread, a header has to say the size of what is there, every member is held against its
+checksum. Pickled objects are never opened.
 """
 
+import hashlib
 import math
 import zipfile
 from pathlib import Path
@@ -13,8 +15,13 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
+from capsules.files.paths import check_input, reason_of
 from models.errors import InputError
 
+MAX_UNPACKED, MAX_RATIO = 1 << 28, 100
+"""Bytes that a file may unpack to; more if it is at most so many times the file itself."""
+
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -39,26 +46,24 @@ class ArrayFile:
         """Open it; `what` says in errors what the file should be, as in "a scene file"."""
         self.path, self.what = path, what
         self._streams: dict[str, IO[bytes]] = {}
-        if not path.exists():
-            raise InputError(f"there is no file {path}; `capsules sample` writes one")
+        check_input(path, what)
         try:
-            if not path.is_file():
-                raise OSError("it is no ordinary file")
-            with path.open("rb") as file:
-                single = file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
-            self._zip = None if single else zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(path)
         except Exception as error:  # a damaged file makes zipfile raise nearly anything
             raise self._unreadable(error) from error
-        if self._zip is None:
-            raise InputError(
-                f"{path} holds a single array, wanted an npz file with `points`, `present`, "
-                "`object`; `capsules sample` writes one"
-            )
-        self._members = {
-            info.filename.removesuffix(".npy"): info
-            for info in self._zip.infolist()
-            if info.filename.endswith(".npy")
-        }
+        members = self._zip.infolist()
+        self._members = {info.filename.removesuffix(".npy"): info for info in members}
+        try:
+            if len(self._members) < len(members):
+                raise ValueError("two of its arrays have the same name")
+            if any(info.compress_type not in _METHODS for info in members):
+                raise ValueError("it is compressed in a way that numpy does not use")
+            self._check_size(sum(info.file_size for info in members))
+            if (damaged := self._zip.testzip()) is not None:
+                raise ValueError(f"the checksum of {damaged} is wrong")
+        except Exception as error:
+            self._zip.close()
+            raise self._unreadable(error) from error
 
     def __enter__(self) -> "ArrayFile":
         return self
@@ -71,17 +76,16 @@ class ArrayFile:
     ) -> None:
         for stream in self._streams.values():
             stream.close()
-        if self._zip is not None:
-            self._zip.close()
+        self._zip.close()
 
     @property
     def names(self) -> list[str]:
         return list(self._members)
 
-    def fingerprint(self, names: list[str]) -> str:
-        """Sizes and checksums of some arrays as the file states them: other contents, another."""
-        parts = [f"{n}:{m.file_size}:{m.CRC:08x}" for n, m in self._members.items() if n in names]
-        return " ".join(sorted(parts))
+    def digest(self) -> str:
+        """Of the whole file: other contents, another digest."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def header(self, name: str) -> Header:
         """The header of an array; refused if it is not plain numbers of the size that it says."""
@@ -92,8 +96,9 @@ class ArrayFile:
             version = npy.read_magic(stream)
             shape, column_major, dtype = _HEADERS[version](stream)
             begin = stream.tell()
-            if dtype.hasobject:
-                raise ValueError(f"{name} holds pickled objects, and only plain numbers are read")
+            if dtype.kind not in "biuf":
+                what = "pickled objects" if dtype.hasobject else f"values of type {dtype}"
+                raise ValueError(f"{name} holds {what}, and only plain numbers are read")
             stated = math.prod(shape) * dtype.itemsize
             if min(shape, default=0) < 0 or begin + stated != info.file_size:
                 raise ValueError(
@@ -135,13 +140,19 @@ class ArrayFile:
 
     def _stream(self, name: str) -> IO[bytes]:
         if name not in self._streams:
-            assert self._zip is not None
             self._streams[name] = self._zip.open(self._members[name])
         return self._streams[name]
 
+    def _check_size(self, unpacked: int) -> None:
+        most = max(MAX_UNPACKED, MAX_RATIO * self.path.stat().st_size)
+        if unpacked > most:
+            raise ValueError(
+                f"it unpacks to {unpacked / 2**20:,.0f} MiB, more than {MAX_RATIO} times its size "
+                f"and than {MAX_UNPACKED >> 20} MiB"
+            )
+
     def _unreadable(self, error: Exception) -> InputError:
-        reason = " ".join(str(error).split()) or type(error).__name__
         return InputError(
-            f"cannot read {self.path} as {self.what} ({reason[:300]}); it wants an npz file of "
+            f"cannot read {self.path} as {self.what} ({reason_of(error)}); give an npz file of "
             "plain arrays `points`, `present`, `object`, as `capsules sample` writes it"
         )

@@ -1,7 +1,9 @@
 """Reading one scene from whatever holds points: an npz scene file, a CSV or a JSON file."""
 
 import csv
+import io
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 26
 """Size of a text file beyond which it cannot be one scene."""
+
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.A | re.I)
 
 
 def stored_scene(path: Path, index: int) -> "Scene":
@@ -30,76 +34,61 @@ def stored_scene(path: Path, index: int) -> "Scene":
 def read_scene(path: Path, index: int, num_parts: int) -> "Scene":
     """A single scene, padded to the parts of the program.
 
-    A CSV file has a point on each line, after a heading if it likes. A JSON file is a list of
-    points, or an object with such a list under "points".
+    A CSV file has a point on each line, after a heading of names if it likes. A JSON file is a list
+    of points, or an object with such a list under "points".
     """
+    import numpy as np
+
+    from models.errors import InputError
     from models.scenes import make_scene
 
     readers = {".csv": _from_csv, ".json": _from_json}
     if path.suffix.lower() not in readers:
         return stored_scene(path, index)
-    return make_scene(_numbers(path, readers[path.suffix.lower()](path)), num_parts)
-
-
-def _from_csv(path: Path) -> Any:
-    from models.errors import InputError
-
     try:
-        rows = [row for row in csv.reader(_text(path).splitlines()) if any(map(str.strip, row))]
-    except csv.Error as error:
+        points = readers[path.suffix.lower()](_text(path))
+        if not points or not points[0] or len({len(point) for point in points}) > 1:
+            raise ValueError("points need the same number of coordinates, one or more")
+    except (ValueError, RecursionError, OverflowError, csv.Error) as error:
+        reason = "numbers too large" if isinstance(error, OverflowError) else error
         raise InputError(
-            f"{path} is not CSV ({error}); give a line `x,y` for each point"
+            f"{path} does not hold points ({reason}); give a CSV with a line `x,y` for each point, "
+            "or JSON as in [[0.1, 0.2], [0.3, 0.4]]"
         ) from error
-    if rows and not all(map(_is_number, rows[0])):
-        rows = rows[1:]
-    return rows
+    return make_scene(np.array(points), num_parts)
 
 
-def _from_json(path: Path) -> Any:
-    from models.errors import InputError
+def _from_csv(text: str) -> list[list[float]]:
+    rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    lines = [(n, [x.strip() for x in row]) for n, row in enumerate(rows, start=1)]
+    lines = [(number, row) for number, row in lines if any(row)]
+    if lines and all(x.isidentifier() and not NUMBER.fullmatch(x) for x in lines[0][1]):
+        lines = lines[1:]  # a heading
+    for number, row in lines:
+        if wrong := [x for x in row if not NUMBER.fullmatch(x)]:
+            raise ValueError(f"{wrong[0][:40]!r} in line {number} is not a number")
+    return [[float(x) for x in row] for _, row in lines]
 
-    try:
-        content = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:  # too many digits and brackets are among them
-        raise InputError(
-            f"{path} is not JSON ({error}); give a list of points, as in [[0.1, 0.2], [0.3, 0.4]]"
-        ) from error
-    return content.get("points") if isinstance(content, dict) else content
+
+def _from_json(text: str) -> list[list[float]]:
+    content = json.loads(text, object_pairs_hook=_distinct)
+    points = content.get("points") if isinstance(content, dict) else content
+    if not isinstance(points, list) or not all(isinstance(point, list) for point in points):
+        raise ValueError("it is no list of lists")
+    for x in (x for point in points for x in point):
+        if type(x) not in (int, float):  # a bool is an int
+            raise ValueError(f"{json.dumps(x)[:40]} is not a number")
+    return [[float(x) for x in point] for point in points]
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return dict(pairs)
 
 
 def _text(path: Path) -> str:
-    from models.errors import InputError
+    from capsules.files.paths import check_input
 
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError("it is no ordinary file")
-        if path.exists() and path.stat().st_size > MAX_BYTES:
-            raise OSError(f"it has more than {MAX_BYTES >> 20} MiB")
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path} ({error}); give a file of points") from error
-
-
-def _numbers(path: Path, rows: Any) -> Any:
-    import numpy as np
-
-    from models.errors import InputError
-
-    try:
-        array = np.array(rows, float)
-        if array.ndim != 2 or not array.size:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(
-            f"{path} does not hold points, wanted the same number of coordinates for each of them; "
-            "give a CSV with a line `x,y` for each point, or JSON as [[x, y], ...]"
-        ) from None
-    return array
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    check_input(path, "points", MAX_BYTES)
+    return path.read_text(encoding="utf-8-sig")

@@ -1,22 +1,25 @@
 """Scene files: batches of scenes in npz files, read some at a time and written whole."""
 
 import contextlib
-import errno
+import functools
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from capsules.files.npz import ArrayFile, Header
+from capsules.files.paths import whole_file
 from models.errors import InputError
 from models.scenes import Scene, check_scene, checked_arrays, join
 
-MAX_BYTES = 2 << 30
-"""What `load_scenes` reads into memory at most."""
+MAX_BYTES, MAX_SCENE_BYTES = 1 << 29, 1 << 18
+"""Scenes that `load_scenes` reads at most, and a single scene: a few copies fit into 2 GiB."""
+
+KINDS = {"points": "fiu", "present": "b", "object": "iu", "point_type": "iu"}
+"""The arrays of a scene file, and the kinds of numbers that they may hold."""
 
 
 class SceneFile:
@@ -49,10 +52,10 @@ class SceneFile:
         """Memory that a scene takes."""
         return 8 * sum(math.prod(header.shape[1:]) for header in self._headers.values())
 
-    @property
-    def fingerprint(self) -> str:
-        """What tells the scenes of this file from others, without reading them."""
-        return self._file.fingerprint(list(self._headers))
+    @functools.cached_property
+    def digest(self) -> str:
+        """What tells this file from others."""
+        return self._file.digest()
 
     def read(self, start: int, stop: int) -> Scene:
         """Some scenes as they stand in the file; their points are not looked at yet."""
@@ -65,15 +68,16 @@ class SceneFile:
 
     def occupied(self, limit: int | None = None) -> Int[np.ndarray, " scenes"]:
         """The numbers of the scenes that have points, among the first so many."""
-        count, at_a_time = len(self) if limit is None else min(limit, len(self)), 1 << 16
+        count = len(self) if limit is None else min(limit, len(self))
         header = self._headers["present"]
+        at_a_time = (1 << 24) // header.row_bytes
         found = []
         for start in range(0, count, at_a_time):
             present = self._file.rows("present", header, start, min(start + at_a_time, count))
             found.append(start + np.flatnonzero(present.any(axis=1)))
         with self._named():
             if not sum(map(len, found)):
-                raise InputError("it holds no scene with points; draw some with `capsules sample`")
+                raise InputError("it holds no scene with points; draw some: `capsules sample`")
         return np.concatenate(found)
 
     def take(self, numbers: Int[np.ndarray, " scenes"]) -> Scene:
@@ -92,24 +96,27 @@ class SceneFile:
         for name in ("points", "present"):
             if name not in names:
                 raise InputError(
-                    f"{path} has no array {name!r}, only {', '.join(names) or 'nothing'}; a scene "
-                    "file wants `points`, `present` and, if known, `object`"
+                    f"{path} has no array {name!r}, only {', '.join(map(repr, names[:9]))}; a "
+                    "scene file has `points`, `present` and, if known, `object`"
                 )
-        fields = (n for n in ("points", "present", "object", "point_type") if n in names)
-        headers: dict[str, Header] = {name: self._file.header(name) for name in fields}
-        points = headers["points"]
-        if len(points.shape) != 3 or points.dtype.kind not in "fiu":
+        headers = {name: self._file.header(name) for name in KINDS if name in names}
+        points = headers["points"].shape
+        for name, header in headers.items():
+            wanted = points if name == "points" else points[:-1]
+            if header.dtype.kind not in KINDS[name] or len(points) != 3 or header.shape != wanted:
+                raise InputError(
+                    f"the array {name!r} of {path} has shape {header.shape} and type "
+                    f"{header.dtype}, but a scene file has numbers `points` (scenes, rows, "
+                    "features), true or false `present` (scenes, rows) and whole numbers `object` "
+                    "(scenes, rows); write it with `capsules sample`"
+                )
+        if 0 in points:
+            raise InputError(f"{path} holds no scene with points; draw some: `capsules sample`")
+        if (size := 8 * math.prod(points[1:])) > MAX_SCENE_BYTES:
             raise InputError(
-                f"the points of {path} have shape {points.shape} and type {points.dtype}, wanted "
-                "numbers (scenes, rows, features); write the file with `capsules sample` or "
-                "capsules.files.scenes.save_scenes"
+                f"a scene of {path} has {points[1]:,} rows of {points[2]:,} features, "
+                f"{size >> 10:,} KiB, more than {MAX_SCENE_BYTES >> 10}; cut it into smaller scenes"
             )
-        stand_ins = {name: np.broadcast_to(h.dtype.type(), h.shape) for name, h in headers.items()}
-        stand_ins["points"] = np.broadcast_to(0.0, points.shape)
-        with self._named():
-            checked_arrays(Scene(**stand_ins))  # shapes and types, in no memory at all
-            if 0 in points.shape:
-                raise InputError("it holds no scene with points; draw some with `capsules sample`")
         return headers
 
     @contextlib.contextmanager
@@ -147,24 +154,3 @@ def save_scenes(path: str | Path, scene: Scene) -> None:
     path = Path(path)
     with whole_file(path) as file:
         np.savez_compressed(file, **arrays)
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that appears under its name when it is complete, and never before."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if path.exists() and not path.is_file():  # a device would be replaced by a file
-            raise OSError(errno.EINVAL, "it is no ordinary file")
-        with part.open("wb") as file:
-            yield file
-        os.replace(part, path)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path} ({error.strerror}); choose a folder that exists and is writable"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # the folder may not even exist
-            part.unlink(missing_ok=True)

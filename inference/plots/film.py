@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from matplotlib.animation import AbstractMovieWriter, FFMpegWriter, PillowWriter
+from matplotlib.animation import FFMpegWriter
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from inference.plots.fits import draw_history
 from inference.plots.outlines import result_outlines
@@ -17,8 +19,8 @@ from inference.result import Result, partition
 from models.errors import InputError
 from models.templates import Parts, object_names
 
-FORMATS: dict[str, Any] = {".gif": PillowWriter, ".mp4": FFMpegWriter}
-"""Endings of a film's file, and what writes them."""
+FORMATS = (".gif", ".mp4")
+"""Endings of a film's file."""
 DPI = 80
 
 
@@ -30,7 +32,7 @@ def check_film_format(path: Path) -> None:
             f"the film {path} should end in {' or '.join(FORMATS)}, which says its format, but "
             f"ends in {path.suffix!r}; try fit.gif"
         )
-    if not FORMATS[ending].isAvailable():
+    if ending == ".mp4" and not FFMpegWriter.isAvailable():
         raise InputError(
             f"a film that ends in {ending} wants the program ffmpeg, which is not installed; "
             "install it, or write a .gif"
@@ -55,13 +57,35 @@ def write_film(
         names: what to call the objects.
     """
     states_of(result)  # a result without a history is refused before anything is opened
-    with tempfile.TemporaryDirectory() as folder, style():
-        path = Path(folder) / f"film{ending}"
-        figure = Figure(figsize=(10.4, 3.9), layout="constrained")
-        writer: AbstractMovieWriter = FORMATS[ending](fps=frames_per_second)
-        count = 0
+    with style():
+        figure = Figure(figsize=(10.4, 3.9), dpi=DPI, layout="constrained")
+        frames = draw_frames(figure, result, parts, names)
+        write = _write_gif if ending == ".gif" else _write_mp4
+        return write(file, figure, frames, frames_per_second)
+
+
+def _write_gif(
+    file: BinaryIO, figure: Figure, frames: Iterator[Result], frames_per_second: int
+) -> int:
+    """In memory: a command that is killed leaves no file behind."""
+    canvas = FigureCanvasAgg(figure)
+    images = []
+    for _ in frames:
+        canvas.draw()
+        images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
+    timing = {"duration": 1000 // frames_per_second, "loop": 0}
+    images[0].save(file, "GIF", save_all=True, append_images=images[1:], **timing)
+    return len(images)
+
+
+def _write_mp4(
+    file: BinaryIO, figure: Figure, frames: Iterator[Result], frames_per_second: int
+) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "film.mp4"
+        writer, count = FFMpegWriter(fps=frames_per_second), 0
         with writer.saving(figure, str(path), DPI):
-            for _ in draw_frames(figure, result, parts, names):
+            for _ in frames:
                 writer.grab_frame()
                 count += 1
         file.write(path.read_bytes())

@@ -19,21 +19,31 @@ Outlines = Mapping[int, Float[np.ndarray, "vertices 2"]]
 """The outline of each object that has one."""
 
 
-def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> Result:
-    """Rename identical objects of a result for one scene so that they agree with a reference.
+def renaming(
+    labels: Int[np.ndarray, " N"], parts: Parts, reference: Int[np.ndarray, " N"]
+) -> Int[np.ndarray, " K"]:
+    """A name for each object, so that the labels of points agree with a reference.
 
     Objects whose templates are the same can be swapped without any change of the posterior. Of all
-    such swaps this takes the one under which the most points have the object of the reference;
-    partition, poses and columns of the match change together.
+    such swaps this takes the one under which the most points have the object of the reference.
     """
     num_objects = parts.num_objects
     kinds = template_kinds(parts)
-    both = is_object(reference, num_objects) & is_object(result.labels, num_objects)
+    both = is_object(reference, num_objects) & is_object(labels, num_objects)
     agree = np.zeros((num_objects, num_objects))
-    np.add.at(agree, (result.labels[both], reference[both]), 1.0)
+    np.add.at(agree, (labels[both], reference[both]), 1.0)
     agree += 0.5 * np.eye(num_objects)  # no swap without need
     swap = kinds[:, None] == kinds
-    _, new_name = linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)
+    return linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)[1]
+
+
+def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> Result:
+    """Rename identical objects of a result for one scene so that they agree with a reference.
+
+    Partition, poses and columns of the match change together.
+    """
+    num_objects = parts.num_objects
+    new_name = renaming(result.labels, parts, reference)
     old_name = np.argsort(new_name)
     groups = [np.flatnonzero(result.owner == k) for k in range(num_objects)]
     columns = np.arange(len(result.owner))  # clutter keeps its slots

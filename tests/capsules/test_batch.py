@@ -1,13 +1,10 @@
-"""Work on whole files: chunks, memory, resuming, devices, processes; all of them change nothing."""
+"""Work on whole files: blocks, memory, resuming, devices, processes; all of them change nothing."""
 
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from capsules import batch, cli
-from capsules.batch import Job, Work, read_results
+from capsules.batch import Job, Work
 from capsules.experiments.generator import sample_scenes
 from capsules.files.scenes import SceneFile, load_scenes, save_scenes
 from capsules.methods import infer
+from capsules.store import Store
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, score
 from models.errors import InputError
 from models.scenes import Scene
@@ -55,9 +53,16 @@ def all_of(results, name):
     return np.concatenate([getattr(result, name) for result in results])
 
 
-def results_in(folder, path):
+def results_in(folder, path, job=RANSAC):
+    """The answers that are kept; none is computed."""
     with SceneFile(path) as file:
-        return list(read_results(folder, file))
+        work = Work(job, file, Store(folder))
+        assert not work.missing()
+        return list(work.results())
+
+
+COMMAND = {"objects": None, "precision": None, "prior": "uniform", "preset": "default"}
+"""Settings of the command line."""
 
 
 # --- what is computed ---------------------------------------------------------------------------
@@ -69,36 +74,19 @@ def plain():
     return infer("ransac", SCENES)
 
 
-@pytest.mark.parametrize(
-    "chunk", [9, 1000, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, 16))]
-)
-def test_the_chunk_changes_no_answer(path, tmp_path, plain, chunk):
+def test_blocks_change_no_answer(path, tmp_path, plain):
     with SceneFile(path) as file:
-        work = Work(RANSAC, file, tmp_path / "out", chunk=chunk)
-        assert work.chunk % batch.BLOCK == 0 and 0 <= work.chunk - chunk < batch.BLOCK
-        computed = list(work.results(work.share()))
-        assert work.finish() == 0
-    stored = results_in(tmp_path / "out", path)
-    for name in FIELDS:
+        work = Work(RANSAC, file, Store(tmp_path))
+        numbers = np.concatenate([work.numbers_of(block) for block in range(len(work))])
+        computed = list(work.results())
+    np.testing.assert_array_equal(numbers, np.flatnonzero(np.load(path)["present"].any(axis=1)))
+    stored = results_in(tmp_path, path)
+    for name in (*FIELDS, "explained"):
         np.testing.assert_array_equal(all_of(computed, name), getattr(plain, name))
         np.testing.assert_array_equal(all_of(stored, name), getattr(plain, name))
-    explained = np.concatenate([result.explained for result in stored])
-    np.testing.assert_array_equal(explained, plain.explained)
     np.testing.assert_array_equal(
         np.concatenate([result.scene.points for result in stored]), SCENES.points
     )
-
-
-def test_nor_does_it_with_random_starts(path):
-    """Coordinate ascent, whose runs share a pool: the same bit by bit in whatever chunks."""
-    found = []
-    for chunk in (8, 24):
-        with SceneFile(path) as file:
-            work = Work(Job("ds", 3, {"num_restarts": 2}), file, chunk=chunk, limit=30)
-            found.append(list(work.results(work.share())))
-    assert len(found[0]) > len(found[1]) > 1
-    for name in (*FIELDS, "elbo"):
-        np.testing.assert_array_equal(*(all_of(results, name) for results in found))
 
 
 def test_blocks_have_random_keys_of_their_own_and_the_first_that_of_the_method(monkeypatch, path):
@@ -109,25 +97,10 @@ def test_blocks_have_random_keys_of_their_own_and_the_first_that_of_the_method(m
         return infer("ransac", scenes)
 
     monkeypatch.setattr(batch, "infer", fake)
-    for chunk in (8, 24):
-        with SceneFile(path) as file:
-            work = Work(RANSAC._replace(seed=5), file, chunk=chunk)
-            list(work.results(work.share()))
-    num_blocks = -(-len(SCENES.points) // 8)
-    assert seeds[:num_blocks] == seeds[num_blocks:]
-    assert len(set(seeds)) == num_blocks
-    assert seeds[0] == 5
-
-
-def test_the_shares_of_processes_are_all_of_it(path):
     with SceneFile(path) as file:
-        work = Work(RANSAC, file, chunk=8)
-        for processes in (1, 2, 3, 7):
-            shares = [work.share(process, processes) for process in range(processes)]
-            assert sorted(chunk for share in shares for chunk in share) == list(range(len(work)))
-        numbers = np.concatenate([work.scenes_of(chunk) for chunk in range(len(work))])
-    present = np.load(path)["present"]
-    np.testing.assert_array_equal(numbers, np.flatnonzero(present.any(axis=1)))
+        list(Work(RANSAC._replace(seed=5), file).results())
+    assert len(set(seeds)) == len(seeds) == -(-len(SCENES.points) // 8)
+    assert seeds[0] == 5
 
 
 # --- what is kept -------------------------------------------------------------------------------
@@ -145,70 +118,50 @@ def test_work_goes_on_where_it_stopped(path, tmp_path, monkeypatch):
 
     monkeypatch.setattr(batch, "infer", counted)
     arguments = ("infer", path, "--all", "--method", "ransac", "--out", out)
-    stopped = run(*arguments, "--chunk", 8)
+    stopped = run(*arguments)
     assert stopped.exit_code == cli.INTERRUPTED
-    assert "the same command goes on there" in stopped.stdout
-    assert not json.loads((out / "manifest.json").read_text())["complete"]
-    before = {part: part.stat().st_mtime_ns for part in out.glob("part-*.npz")}
+    assert "the same command goes on there" in stopped.stderr
+    before = {part: part.stat().st_mtime_ns for part in out.iterdir()}
     assert len(before) == 2
     resumed = run(*arguments)
     assert resumed.exit_code == 0, resumed.output
-    assert "Resuming: 2 of" in resumed.stdout
+    assert "Resuming: 2 of" in resumed.stderr
     assert sum(calls[3:]) == len(SCENES.points) - 16
     assert {part: part.stat().st_mtime_ns for part in before} == before
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["complete"] and manifest["chunk"] == 8
-    assert sum(part["scenes"] for part in manifest["parts"]) == len(SCENES.points)
-    assert manifest["mean"]["converged"] == infer("ransac", SCENES).converged.mean()
-    assert sorted(os.listdir(out)) == sorted(
-        ["manifest.json", *(part["file"] for part in manifest["parts"])]
-    )
+    assert manifest["scenes"] == len(SCENES.points)
+    parts = [part["file"] for part in manifest["parts"]]
+    assert sorted(os.listdir(out)) == sorted(["manifest.json", *parts])
+    with np.load(out / parts[1]) as stored:  # for anyone to read
+        assert [stored["scene"][0], stored["scene"][-1]] == [
+            manifest["parts"][1]["first"],
+            manifest["parts"][1]["last"],
+        ]
 
 
-def test_answers_of_another_job_are_not_taken(path, tmp_path, monkeypatch):
+def test_other_settings_and_scenes_are_kept_apart(path, tmp_path):
     out = tmp_path / "out"
     arguments = ("infer", path, "--all", "--method", "ransac", "--out", out)
     assert run(*arguments).exit_code == 0
-    for other, word in (
-        (["--seed", 1], "seed"),
-        (["--precision", 100], "settings"),
-        (["--preset", "paper"], "settings"),
-    ):
-        refused = run(*arguments, *other)
-        assert refused.exit_code == cli.BAD_INPUT
-        assert f"answers of another job, with another {word};" in refused.stderr
-    with monkeypatch.context() as patch:
-        patch.setattr(batch, "_code", lambda: "an edited prior")
-        assert "with another code;" in run(*arguments).stderr
+    for other in (["--seed", 1], ["--precision", 100], ["--preset", "paper"]):
+        result = run(*arguments, *other)
+        assert result.exit_code == 0 and "Resuming" not in result.stderr
+    assert "Resuming: 4 of 4" in run(*arguments).stderr
+    fresh = run(*arguments, "--fresh")
+    assert fresh.exit_code == 0 and "Resuming" not in fresh.stderr
     save_scenes(path, SCENES._replace(points=SCENES.points + 1e-3))
-    assert "with another contents;" in run(*arguments).stderr
-    fresh = run(*arguments, "--fresh", "--seed", 1)
-    assert fresh.exit_code == 0, fresh.output
-    assert json.loads((out / "manifest.json").read_text())["seed"] == 1
-
-
-def test_a_damaged_part_is_named(path, tmp_path):
-    out = tmp_path / "out"
-    arguments = ("--method", "ransac", "--out", out)
-    assert run("infer", path, "--all", *arguments).exit_code == 0
-    part = out / "part-000000.npz"
-    part.write_bytes(part.read_bytes()[:500])
-    refused = run("evaluate", path, *arguments)
-    assert refused.exit_code == cli.BAD_INPUT
-    assert re.search(r"cannot read .*part-000000.npz .*; remove it", refused.stderr)
-    (out / "manifest.json").unlink()
-    assert "of which no manifest.json says" in run("evaluate", path, *arguments).stderr
+    assert "Resuming" not in run(*arguments).stderr
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_evaluate_by_chunks_says_what_the_metrics_say(path, tmp_path, plain, kept):
-    options = ["--method", "ransac", "--chunk", 8]
+def test_evaluate_by_blocks_says_what_the_metrics_say(path, tmp_path, plain, kept):
+    options = ["--method", "ransac"]
     if kept:
         options += ["--out", tmp_path / "out"]
         assert run("infer", path, "--all", *options).exit_code == 0
     result = run("evaluate", path, *options, "--json", "-")
     assert result.exit_code == 0, result.output
-    numbers = json.loads(result.stdout[result.stdout.index("{") :])
+    numbers = json.loads(result.stdout)
     assert numbers["scenes"] == len(SCENES.points)
     assert (numbers["seconds_per_scene"] is None) == kept
     for protocol in PROTOCOLS:
@@ -222,22 +175,15 @@ def test_evaluate_by_chunks_says_what_the_metrics_say(path, tmp_path, plain, kep
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        (["--all"], "--all wants a folder for the answers; give it with --out DIR"),
+        (["--all"], "--all needs a folder for the answers; give it with --out DIR"),
         (["--out", "here"], "are for many scenes; give --all too"),
         (["--devices", 2], "are for many scenes; give --all too"),
+        (["--workers", 2], "are for many scenes; give --all too"),
         (["--all", "--out", "here", "--index", 2], "--index, --plot and --json are for one scene"),
-        (["--all", "--out", "here", "--chunk", 0], "at least one scene, got 0"),
         (["--all", "--out", "here", "--devices", 99], "wanted 99 devices, but JAX has"),
         (["--all", "--out", "here", "--devices", 0], "wanted 0 devices, but JAX has"),
-        (["--all", "--out", "here", "--process", 1], "go together, but only some were given"),
-        (
-            ["--all", "--out", "here", "--coordinator", "x", "--process", 0, "--processes", 1],
-            "the coordinator is HOST:PORT, got 'x'",
-        ),
-        (
-            ["--all", "--out", "h", "--coordinator", "h:1", "--process", 2, "--processes", 2],
-            "of 2 processes there is none with the number 2; give 0 to 1",
-        ),
+        (["--all", "--out", "here", "--workers", 0], "--workers must be 1 to 1024"),
+        (["--all", "--out", "h", "--workers", 1, "--cluster", "h:1"], "without --cluster"),
     ],
 )
 def test_bad_arguments_are_explained(path, monkeypatch, tmp_path, arguments, pattern):
@@ -281,17 +227,8 @@ def test_arrays_stored_by_columns_are_read(tmp_path):
 
 
 _SMALL_BLOCKS = """
-from capsules import cli
-from capsules.commands import scale
-met = scale.check_processes
-
-def check_processes(*arguments):
-    number = met(*arguments)
-    from capsules import batch  # JAX computes from here on: not before the processes have met
-    batch.BLOCK = 8
-    return number
-
-scale.check_processes = check_processes
+from capsules import batch, cli
+batch.BLOCK = 8
 cli.main()
 """
 
@@ -317,19 +254,13 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_devices_say_what_one_says(path, tmp_path, cache):
     arguments = ["--method", "ransac", "--devices", 2, "--out", tmp_path / "out"]
     code, _, err = finished(start("infer", path, "--all", *arguments, cache=cache, devices=2))
     assert code == 0, err
     plain = infer("ransac", SCENES)
-    stored = results_in(tmp_path / "out", path)
+    stored = results_in(tmp_path / "out", path, RANSAC._replace(settings=COMMAND))
     for name in FIELDS:
         np.testing.assert_allclose(all_of(stored, name), getattr(plain, name), rtol=0, atol=1e-9)
 
@@ -378,60 +309,6 @@ def test_coordinate_ascent_on_two_devices_without_a_collective():
     assert found["spread"] == 2
 
 
-@pytest.mark.slow
-def test_two_processes_make_one_manifest(path, tmp_path, cache):
-    out = tmp_path / "out"
-    meeting = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2]
-    arguments = ["infer", path, "--all", "--method", "ransac", "--chunk", 8, "--out", out, *meeting]
-    both = [start(*arguments, "--process", i, cache=cache) for i in (1, 0)]
-    ends = [finished(process) for process in both]
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    said = " ".join(text for _, text, _ in ends)
-    assert said.count("Wrote") >= 1
-    manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["complete"]
-    stored = results_in(out, path)
-    plain = infer("ransac", SCENES)
-    np.testing.assert_array_equal(all_of(stored, "match_probs"), plain.match_probs)
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_leaves_what_can_be_gone_on_with(tmp_path, cache):
-    path, out = tmp_path / "many.npz", tmp_path / "out"
-    many = sample_scenes(4000, sigma=0.1, seed=2)
-    save_scenes(path, many)
-    meeting = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2]
-    arguments = ["infer", path, "--all", "--method", "ransac", "--chunk", 8, "--out", out]
-    first, second = (start(*arguments, *meeting, "--process", i, cache=cache) for i in (0, 1))
-    deadline = time.monotonic() + 120
-    while len(list(out.glob("part-*1.npz"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    second.send_signal(signal.SIGKILL)
-    second.communicate()
-    parts = list(out.glob("part-*.npz"))
-    for part in parts:  # whole, each of them
-        with np.load(part) as stored:
-            assert stored["converged"].size
-    first.send_signal(signal.SIGINT)  # enough of it
-    code, text, err = finished(first)
-    assert code == cli.INTERRUPTED, err
-    assert "the same command goes on there" in text
-    left = sorted(path.name for path in out.iterdir() if path.name.startswith("."))
-    assert len(left) <= 1  # what the killed one was writing
-    with SceneFile(path) as file:
-        work = Work(Job("ransac", 0, settings_of(out)), file, out)
-        done = [chunk for chunk in range(len(work)) if work.is_done(chunk)]
-        assert 2 <= len(done) < len(work)
-        chunk = next(c for c in range(len(work)) if c not in done)
-        work.run(chunk)
-        assert work.is_done(chunk)
-        assert work.finish() == len(work) - len(done) - 1
-
-
-def settings_of(folder):
-    return json.loads((folder / "manifest.json").read_text())["settings"]
-
-
 # --- memory -------------------------------------------------------------------------------------
 
 _PEAK = """
@@ -441,6 +318,7 @@ from capsules import batch
 from capsules.batch import Job, Work
 from inference.result import Result
 from capsules.files.scenes import SceneFile
+from capsules.store import Store
 import numpy as np
 
 def quick(method, scenes, seed, **options):
@@ -453,10 +331,10 @@ def quick(method, scenes, seed, **options):
 
 batch.infer = quick
 with SceneFile(sys.argv[1]) as file:
-    work = Work(Job("quick", 0, {}), file, Path(sys.argv[2]), chunk=1024)
-    for chunk in work.share():
-        work.run(chunk)
-    assert work.finish() == 0
+    store = Store(Path(sys.argv[2]))
+    with store.alone():
+        for result in Work(Job("quick", 0, {}), file, store).results():
+            pass
 status = Path("/proc/self/status").read_text()
 print(int(status.split("VmHWM:")[1].split()[0]) / 2**20)
 """

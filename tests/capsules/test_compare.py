@@ -121,6 +121,10 @@ def test_the_table_has_a_column_for_each_method():
     assert ["ELBO", f"{ds.elbo:.2f}", "-"] in lines
     assert ["log", "evidence", "-", f"{exact.log_evidence:.2f}"] in lines
     assert ["by", "weights", f"{ds.weighted_evidence:.2f}", "-"] in lines
+    assert ["their", "error", f"{ds.weighted_error:.1g}", "-"] in lines
+    assert ["q", "covers", f"{ds.covered:.0%}", "-"] in lines
+    said = " ".join(word for line in lines for word in line)
+    assert "modes that no search found are not in" in said
     assert [row["method"] for row in compare.as_dicts(list(rows().values()))] == ["ds", "exact"]
 
 

@@ -11,6 +11,7 @@ import resource
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -22,7 +23,6 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from typer.testing import CliRunner
 
 from capsules import cli, methods
@@ -30,11 +30,11 @@ from capsules.experiments.generator import sample_scenes
 from capsules.files.scenes import SceneFile, load_scenes, save_scenes
 from capsules.methods import infer
 from inference import cavi, exact, gibbs, nuts, ransac, svi
-from inference.result import Result
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import PermutationMatch
 from models.errors import InputError
 from models.scenes import make_scene
+from tests.capsules.stand_in import quick
 
 KEY = jax.random.key(0)
 ROOT = Path(__file__).parents[2]
@@ -45,26 +45,6 @@ FUZZ = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
-
-
-def quick(program, scene, rng_key, progress_bar=False, **options):
-    """Stands in for a method: it wants what a method may rely on, and answers at once."""
-    scenes = scene.batch()
-    assert np.isfinite(scenes.points).all() and scenes.present.any(axis=1).all()
-    assert scenes.points.shape[1:] == (11, 2)
-    n, rows = scenes.present.shape
-    answer = Result(
-        method="ransac",
-        scene=scenes,
-        match_probs=np.tile(np.eye(rows), (n, 1, 1)),
-        pose_mean=np.tile([0.0, 0.0, 1.0, 0.0], (n, 3, 1)),
-        pose_covariance=np.tile(np.eye(4), (n, 3, 1, 1)),
-        labels=np.where(scenes.present, 0, -1),
-        owner=np.repeat([0, 1, 2], [4, 3, 4]),
-        converged=np.ones(n, bool),
-        steps=np.ones(n, int),
-    )
-    return answer if scene.is_batch else answer.take(0)
 
 
 @pytest.fixture(autouse=True)
@@ -94,40 +74,14 @@ def assert_refused(result, pattern):
 
 # --- text ---------------------------------------------------------------------------------------
 
-numbers = st.one_of(st.floats(), st.integers(), st.text(max_size=5), st.none(), st.booleans())
-json_values = st.recursive(
-    numbers,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
-    max_leaves=12,
-)
-points = st.lists(st.lists(st.floats(-2, 2), min_size=2, max_size=2), min_size=1, max_size=13)
-
-
-@FUZZ
-@given(content=json_values | points | points.map(lambda rows: {"points": rows}))
-def test_any_json_is_answered_or_refused(tmp_path, content):
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    assert_civil(run("infer", tmp_path / "a.json", "--method", "ransac", "--json", "-"))
-
-
-@FUZZ
-@given(
-    content=st.binary(max_size=200)
-    | st.text('0123456789.,-+e\n"nai x\0', max_size=80).map(str.encode)
-)
-@pytest.mark.parametrize("suffix", ["csv", "json", "npz"])
-def test_any_bytes_are_answered_or_refused(tmp_path, suffix, content):
-    (tmp_path / f"a.{suffix}").write_bytes(content)
-    assert_civil(run("infer", tmp_path / f"a.{suffix}", "--method", "ransac", "--json", "-"))
-
 
 @pytest.mark.parametrize(
     ("name", "content", "pattern"),
     [
-        ("deep.json", "[" * 100_000, "is not JSON"),
-        ("digits.json", "[[" + "9" * 5000 + ", 1]]", "is not JSON"),
+        ("deep.json", "[" * 100_000, "does not hold points"),
+        ("digits.json", "[[" + "9" * 5000 + ", 1]]", "does not hold points"),
         ("huge.json", "[[1" + "0" * 400 + ", 1]]", "does not hold points"),
-        ("field.csv", "1" * 200_000, "is not CSV|does not hold points|NaN or infinite"),
+        ("field.csv", "1" * 200_000, "does not hold points|NaN or infinite"),
         ("many.csv", "0.1,0.2\n" * 100_000, "has 100000 points but the program only 11 parts"),
         ("none.csv", "x,y\n", "does not hold points"),
     ],
@@ -146,40 +100,6 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 
 # --- npz ----------------------------------------------------------------------------------------
-
-shapes = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=12)
-anything = arrays.arrays(
-    st.sampled_from([float, np.float32, np.int8, np.uint64, bool, complex, "U3", "M8[s]"]), shapes
-)
-scene_like = arrays.arrays(float, (3, 11, 2), elements=st.floats(allow_nan=True))
-
-
-@FUZZ
-@given(
-    arrays_by_name=st.fixed_dictionaries(
-        {"points": anything | scene_like, "present": anything | st.just(np.ones((3, 11), bool))},
-        optional={"object": anything, "point_type": anything, "other": anything},
-    )
-)
-def test_any_arrays_are_answered_or_refused(tmp_path, arrays_by_name):
-    np.savez(tmp_path / "a.npz", **arrays_by_name)
-    options = ["--method", "ransac", "--json", "-"]
-    assert_civil(run("infer", tmp_path / "a.npz", *options))
-    assert_civil(run("evaluate", tmp_path / "a.npz", *options))
-
-
-@FUZZ
-@given(data=st.data(), compressed=st.booleans())
-def test_a_damaged_file_is_answered_or_refused(tmp_path, data, compressed):
-    path = tmp_path / "a.npz"
-    (np.savez_compressed if compressed else np.savez)(
-        path, points=SCENES.points, present=SCENES.present
-    )
-    content = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(0, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
-    assert_civil(run("infer", path, "--index", 3, "--method", "ransac", "--json", "-"))
 
 
 def write_with_header(path, shape, dtype="<f8", content=b"\0" * 64, compression=zipfile.ZIP_STORED):
@@ -201,33 +121,37 @@ def write_with_header(path, shape, dtype="<f8", content=b"\0" * 64, compression=
         ((-1, 11, 2), "<f8"),
         ((2, 2, 2), "|O"),
         ((1, 11, 2), "<f8"),
+        ((1, 4, 2), "|V8"),
+        ((0, 10**30, 2), "<f8"),
+        ((10**30, 0, 10**30), "<f8"),
     ],
 )
 def test_absurd_headers_are_refused_before_memory_is_taken(tmp_path, shape, dtype):
     path = tmp_path / "a.npz"
     write_with_header(path, shape, dtype)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InputError, match=r"the header of points says|pickled objects"):
+    with pytest.raises(InputError, match=r"the header of points says|only plain numbers"):
         SceneFile(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
-    """A megabyte that unpacks to a gigabyte of zeros, all of it stated truly."""
+    """Half a megabyte that unpacks to half a gigabyte of zeros, all of it stated truly."""
     path = tmp_path / "bomb.npz"
-    count = 10**9 // (11 * 2)
+    count = 5 * 10**8 // (11 * 2)
     header = str({"descr": "|i1", "fortran_order": False, "shape": (count, 11, 2)}).encode() + b"\n"
     small = str({"descr": "|b1", "fortran_order": False, "shape": (count, 11)}).encode() + b"\n"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
         for name, text, size in (("points", header, 22), ("present", small, 11)):
             with file.open(f"{name}.npy", "w") as out:
                 out.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
                 for _ in range(size):
                     out.write(bytes(count))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InputError, match="holds no scene with points"):
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(InputError, match="it unpacks to 715 MiB, more than 100 times its size"):
         load_scenes(path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+    assert time.monotonic() - began < 0.5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000  # KiB
 
 
 def test_pickles_are_never_opened(tmp_path):
@@ -280,7 +204,7 @@ def test_very_many_parts_are_refused_with_the_estimate(tmp_path):
     pattern = r"100,000 parts in all, more than the 512 .* 74\.5 GiB for each run"
     assert_refused(run("infer", path, "--shapes", names, "--json", "-"), pattern)
     assert_refused(run("evaluate", path, "--shapes", names, "--json", "-"), pattern)
-    assert_refused(run("infer", path, "--json", "-"), "100000 rows but the program 11 parts")
+    assert_refused(run("infer", path, "--json", "-"), "100,000 rows of 2 features, 1,562 KiB")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", "0", "-1"])

@@ -98,6 +98,23 @@ def test_sharp_weights_go_to_the_best_assignment(name):
         np.testing.assert_allclose(found[rows, columns, i], 1, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "ties",
+    [
+        [[1, 0, 1], [0, 1, 1], [0, 1, 1]],
+        [[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 1, 1], [1, 0, 0, 1]],
+        [[1, 0, 0, 1, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 1], [0, 1, 0, 1, 1]],
+    ],
+)
+def test_messages_settle_among_ties(ties):
+    """Without damping they jump between two states for ever."""
+    log_rho = np.where(ties, 0.0, -30.0)
+    found = project("bethe", log_rho[..., None])
+    assert float(found.error[0]) <= 1e-12
+    np.testing.assert_allclose(found.match_probs[..., 0].sum(axis=0), 1.0, atol=1e-12)
+    assert (np.asarray(found.match_probs[..., 0])[np.array(ties) == 0] < 1e-6).all()
+
+
 @pytest.mark.parametrize("name", ["sinkhorn", "bethe"])
 def test_a_warm_start_ends_in_the_same_place(name):
     projection = PROJECTIONS[name]

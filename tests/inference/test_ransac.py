@@ -262,6 +262,19 @@ def test_a_missing_part_and_a_stray_point():
     assert np.isnan(result.details["cost"]).tolist() == [True, False]
 
 
+@pytest.mark.parametrize("cover", ["exact", "sequential"])
+def test_points_that_only_fix_a_pose_are_no_object(cover):
+    """Any two points are two vertices of a square; a third has to be where they say."""
+    for count in (1, 2, 3):
+        scene = make_scene(FULL[:count], 7)
+        result = ransac.run(two, scene, jax.random.key(0), tolerance=0.05, cover=cover)
+        assert result.explained[:count].tolist() == [count == 3] * count
+    content = ransac.run(
+        two, make_scene(FULL[:2], 7), jax.random.key(0), tolerance=0.05, fewest_points=2
+    )
+    assert content.explained[:2].all()
+
+
 def test_partial_covers_weigh_a_lack_against_the_misfit():
     """A fourth vertex that is off by 0.28: an exact cover takes it in, a partial one need not."""
     points = FULL[:4].copy()

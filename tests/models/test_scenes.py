@@ -135,17 +135,20 @@ FILES = {
         lambda path: np.savez(path, points=np.array([None]), present=PRESENT),
         "cannot read .*file.*only plain numbers are read",
     ),
-    "one_array": (lambda path: save_one_array(path, POINTS), "file.* holds a single array"),
-    "no_points": (lambda path: np.savez(path, present=PRESENT), "no array 'points', only present"),
-    "no_present": (lambda path: np.savez(path, points=POINTS), "no array 'present', only points"),
-    "nothing": (lambda path: np.savez(path), "no array 'points', only nothing"),
+    "one_array": (lambda path: save_one_array(path, POINTS), "cannot read .*file"),
+    "no_points": (
+        lambda path: np.savez(path, present=PRESENT),
+        "no array 'points', only 'present'",
+    ),
+    "no_present": (lambda path: np.savez(path, points=POINTS), "no array 'present', only 'points'"),
+    "nothing": (lambda path: np.savez(path), "no array 'points'"),
     "one_scene": (
         lambda path: np.savez(path, points=POINTS[0], present=PRESENT[0]),
-        r"have shape \(3, 2\) and type float64",
+        r"'points' of .* has shape \(3, 2\) and type float64",
     ),
     "words": (
         lambda path: np.savez(path, points=np.full((4, 3, 2), "x"), present=PRESENT),
-        "type <U1, wanted numbers",
+        "points holds values of type <U1",
     ),
     "nan": (
         lambda path: np.savez(path, points=POINTS * np.nan, present=PRESENT),
@@ -153,19 +156,19 @@ FILES = {
     ),
     "present_of_numbers": (
         lambda path: np.savez(path, points=POINTS, present=PRESENT.astype(float)),
-        "numbers of type float64",
+        "'present' of .* type float64, but",
     ),
     "too_few_present": (
         lambda path: np.savez(path, points=POINTS, present=PRESENT[:2]),
-        r"\(4, 3, 2\) and \(2, 3\)",
+        r"'present' of .* has shape \(2, 3\)",
     ),
     "present_is_one_number": (
         lambda path: np.savez(path, points=POINTS, present=True),
-        r"\(4, 3, 2\) and \(\)",
+        r"'present' of .* has shape \(\)",
     ),
     "too_few_objects": (
         lambda path: np.savez(path, points=POINTS, present=PRESENT, object=OBJECT[:2]),
-        r"shape \(4, 3\), got \(2, 3\)",
+        r"'object' of .* has shape \(2, 3\)",
     ),
     "objects_are_words": (
         lambda path: np.savez(path, points=POINTS, present=PRESENT, object=np.full((4, 3), "a")),
@@ -201,18 +204,24 @@ def test_a_truncated_file_is_explained(tmp_path, share):
         load_scenes(path)
 
 
-def test_a_damaged_file_is_explained_wherever_the_damage_is(tmp_path):
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_a_flip_of_any_bit_is_noticed_or_changes_nothing(tmp_path, write):
+    """Of all scenes, and of the first alone, whose array is not read to its end."""
     path = tmp_path / "scenes.npz"
-    save_scenes(path, BATCH)
-    content = path.read_bytes()
-    for position in range(0, len(content), 3):
+    write(path, points=POINTS, present=PRESENT, object=OBJECT)
+    whole, content = load_scenes(path), path.read_bytes()
+    noticed = 0
+    for place in range(0, len(content), 10):
         damaged = bytearray(content)
-        damaged[position] ^= 0x55
+        damaged[place] ^= 1 << place // 10 % 8
         path.write_bytes(damaged)
         try:
-            load_scenes(path)  # what is damaged may be a time stamp
+            assert_equal(load_scenes(path), whole)
+            assert_equal(load_scenes(path, limit=1), whole.take([0]))
         except InputError as error:
             assert "scenes.npz" in str(error)
+            noticed += 1
+    assert noticed > 0.5 * len(content) / 10
 
 
 @pytest.mark.parametrize("place", ["missing/scenes.npz", "a_file/scenes.npz", "a_folder"])
@@ -227,11 +236,10 @@ def test_an_unwritable_place_is_named(tmp_path, place):
 @pytest.mark.parametrize(
     ("failure", "raised"),
     [
-        (OSError(28, "No space left"), InputError),
         (MemoryError(), MemoryError),
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
-    ids=["disk", "memory", "interrupt"],
+    ids=["memory", "interrupt"],
 )
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failure, raised):
     path = tmp_path / "scenes.npz"
@@ -243,9 +251,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, f
         raise failure
 
     monkeypatch.setattr(np, "savez_compressed", fail)
-    with pytest.raises(raised) as caught:
+    with pytest.raises(raised):
         save_scenes(path, BATCH.take([0]))
-    if raised is InputError:
-        assert f"{path} (No space left)" in str(caught.value)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["scenes.npz"]

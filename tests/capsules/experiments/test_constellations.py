@@ -1,21 +1,17 @@
 """Experiments: what they run, that they resume to the same numbers, and what the tables say."""
 
 import csv
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from capsules.experiments import constellations
-from capsules.experiments.constellations import Cell, Scenes, Store, run_cells, study_cells
+from capsules.experiments.constellations import Cell, Scenes, entries_of, run_cells, study_cells
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, PARTITION, SIGMAS, SLOTS
 from capsules.experiments.tables import comma_separated, markdown, reports
+from capsules.store import Store
 from inference.diagnostics.metrics import METRICS, PROTOCOLS
 from inference.result import Result, partition
 from models.errors import InputError
@@ -80,7 +76,7 @@ def assert_same(first, second):
 
 
 def test_every_scene_has_its_numbers(tmp_path, tests, fake):
-    found = dict(run_cells(CELLS, Store(tmp_path, tests, 0)))
+    found = dict(run_cells(CELLS, tests, 0, Store(tmp_path)))
     for cell in CELLS:
         count = len(tests[cell.sigma].scenes.points)
         assert all(found[cell][p][n].shape == (count,) for p in PROTOCOLS for n in METRICS)
@@ -89,56 +85,38 @@ def test_every_scene_has_its_numbers(tmp_path, tests, fake):
     assert {options["preset"] for _, _, options in fake.calls} == {"paper"}
 
 
-@pytest.mark.parametrize("chunk", [1, 8, 9, 1000])
-def test_the_chunk_size_changes_no_number(tmp_path, tests, fake, chunk):
-    whole = values(run_cells(CELLS, Store(tmp_path / "a", tests, 0)))
-    assert_same(whole, values(run_cells(CELLS, Store(tmp_path / "b", tests, 0), chunk)))
-
-
 @pytest.mark.parametrize("dies_at", [1, 3, 9])
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, tests, fake, dies_at):
-    whole = values(run_cells(CELLS, Store(tmp_path / "a", tests, 0)))
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    whole = values(run_cells(CELLS, tests, 0, Store(tmp_path / "a")))
     total = len(fake.calls)
-    store = Store(tmp_path / "b", tests, 0)
+    store = Store(tmp_path / "b")
     fake.calls.clear()
     fake.dies_at = dies_at
     with pytest.raises(KeyboardInterrupt):
-        list(run_cells(CELLS, store, 4))
+        list(run_cells(CELLS, tests, 0, store))
     fake.calls.clear()
     fake.dies_at = None
     seen = []
     resumed = values(
-        run_cells(CELLS, store, 4, lambda cell, done, total: seen.append((done, total)))
+        run_cells(CELLS, tests, 0, store, lambda cell, done, total: seen.append((done, total)))
     )
     assert_same(whole, resumed)
     assert len(fake.calls) == total - (dies_at - 1)  # nothing twice
-    assert seen[0] == (dies_at - 1, total) and seen[-1] == (total, total)
+    assert seen[0] == (0, total) and seen[-1] == (total - 1, total)
     fake.calls.clear()
-    assert_same(whole, values(run_cells(CELLS, store)))
+    assert_same(whole, values(run_cells(CELLS, tests, 0, store)))
     assert not fake.calls
 
 
-def test_other_scenes_seeds_and_settings_are_kept_apart(tmp_path, tests, fake):
-    cell = CELLS[1]
-    places = {Store(tmp_path, tests, seed).place(cell) for seed in (0, 1)}
-    places.add(Store(tmp_path, tests, 0).place(cell._replace(beta=0.1)))
+def test_other_scenes_seeds_and_settings_are_kept_apart(tmp_path, tests):
+    cell, store = CELLS[1], Store(tmp_path)
     other = tests | {0.1: Scenes(sample_scenes(30, 0.1, 1), None)}
-    places.add(Store(tmp_path, other, 0).place(cell))
-    assert len(places) == 4
-    store = Store(tmp_path, tests, 0)
-    list(run_cells([cell], store))
-    assert store.load(cell)
-    store.forget([cell])
-    assert not store.load(cell)
-
-
-def test_half_a_file_is_not_seen(tmp_path, tests, fake):
-    store = Store(tmp_path, tests, 0)
-    list(run_cells(CELLS[:1], store))
-    folder = store.place(CELLS[0])
-    assert all(path.suffix == ".npz" for path in folder.iterdir())
-    (folder / ".blocks-0099-0099.npz.1.part").write_bytes(b"half")
-    assert max(store.load(CELLS[0])) < 99
+    asked = [(cell, tests, 0), (cell, tests, 1), (cell._replace(beta=0.1), tests, 0)]
+    asked.append((cell, other, 0))
+    found = [entries_of([cell], *rest, store)[cell] for cell, *rest in asked]
+    paths = [entry.path for entries in found for entry in entries]
+    assert len(set(paths)) == len(paths) == 4
 
 
 # --- what is run, and the tables ----------------------------------------------------------------
@@ -168,7 +146,7 @@ def test_the_numbers_of_the_paper():
 
 def test_tables_have_the_paper_and_ours(tmp_path, tests, fake):
     cells = study_cells("table1", ["ds", "ransac"])
-    numbers = dict(run_cells(cells, Store(tmp_path, tests, 0)))
+    numbers = dict(run_cells(cells, tests, 0, Store(tmp_path)))
     by_slots, by_partition = reports("table1", numbers, tests)
     assert (by_slots.protocol, by_partition.protocol) == ("slots", "partition")
     lines = list(csv.DictReader(comma_separated(by_slots).splitlines()))
@@ -200,44 +178,3 @@ def test_ccae_comes_with_the_files_that_have_it(shared_data):
 def test_a_folder_without_the_files_is_explained(tmp_path):
     with pytest.raises(InputError, match=r"no file .*constellations_0\.00\.npz"):
         constellations.scene_sets(tmp_path, 512, 0)
-
-
-# --- the real thing, killed ---------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_killed_reproduction_resumes_to_the_identical_table(tmp_path):
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "COLUMNS": "120",
-    }
-    options = ["table1", "--methods", "ransac", "--draws", "140", "--out"]
-
-    def start(folder):
-        command = [sys.executable, "-m", "capsules.cli", "reproduce", *options, str(folder)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=environment, **pipes)
-
-    whole = start(tmp_path / "whole")
-    out, err = whole.communicate(timeout=600)
-    assert whole.returncode == 0, err
-    assert "Resuming" not in out
-
-    killed = start(tmp_path / "killed")
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and killed.poll() is None:
-        if len(list((tmp_path / "killed").rglob("blocks-*.npz"))) >= 3:
-            break
-        time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "table1.csv").exists()
-
-    resumed = start(tmp_path / "killed")
-    out, err = resumed.communicate(timeout=600)
-    assert resumed.returncode == 0, err
-    assert "Resuming: " in out
-    for name in ("table1.csv", "table1.md", "table1_partition.csv"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

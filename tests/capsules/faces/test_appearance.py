@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sklearn.decomposition import FactorAnalysis
 
-from capsules.faces import appearance
 from capsules.faces.appearance import (
     choose_num_factors,
     fit_appearance,
@@ -125,24 +124,8 @@ def test_the_number_of_factors_is_found():
     assert errors[1, 0] > errors[2, 0] + errors[2, 1]
 
 
-def test_a_fit_is_kept_and_read_again(small, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    appearance._fit_once.cache_clear()
-    first = fit_appearance(small, num_factors=2)
-    (file,) = (tmp_path / "generative-capsules").glob("appearance-*.npz")
-    appearance._fit_once.cache_clear()
-    monkeypatch.setattr(appearance, "_fit", lambda *_: pytest.fail("fitted again"))
-    again = fit_appearance(small, num_factors=2)
-    np.testing.assert_array_equal(first.factors.loadings, again.factors.loadings)
-    np.testing.assert_array_equal(first.pca[3].components, again.pca[3].components)
-    assert again.factors.part_dims == first.factors.part_dims
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file.write_bytes(b"damaged")
-    appearance._fit_once.cache_clear()
-    mended = fit_appearance(small, num_factors=2)
-    np.testing.assert_allclose(mended.factors.loadings, first.factors.loadings)
-    appearance._fit_once.cache_clear()
+def test_a_model_is_fitted_once_in_a_process(small):
+    assert fit_appearance(small, num_factors=2) is fit_appearance(small, num_factors=2)
 
 
 def test_no_factors_are_refused(small):

@@ -16,6 +16,7 @@ from capsules.faces.experiment import (
     run_blocks,
 )
 from capsules.faces.scenes import FaceScenes, draw_factor_scores, face_points
+from capsules.store import Store
 from inference import cavi, exact, nuts, ransac
 from inference.diagnostics.metrics import same_partition
 from models.faces import FactorAnalyser, face_parts, faces_program
@@ -147,15 +148,16 @@ def test_blocks_are_kept_and_read_again(study, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "explain", lambda *_: None)
     monkeypatch.setattr(experiment, "measure", made_up)
     monkeypatch.setattr(experiment, "BLOCK", 2)
-    blocks = blocks_of(study, [Cell(2)], 3, 0, tmp_path)
-    first = run_blocks(study, blocks, 0)
+    store = Store(tmp_path)
+    blocks = blocks_of(study, [Cell(2)], 3, 0, store)
+    first = run_blocks(study, blocks, 0, store)
     np.testing.assert_array_equal(first[Cell(2)]["right_vi"], [0, 1, 0])
-    assert {block.file for block in blocks} == set(tmp_path.glob("*.npz"))
+    assert {block.entry.path for block in blocks} == set(tmp_path.glob("*.npz"))
     monkeypatch.setattr(experiment, "measure", lambda *_: pytest.fail("done again"))
-    again = run_blocks(study, blocks, 0)
+    again = run_blocks(study, blocks, 0, store)
     np.testing.assert_array_equal(again[Cell(2)]["right_vi"], [0, 1, 0])
-    others = blocks_of(study, [Cell(2), Cell(2, occluded=True)], 3, 1, tmp_path)
-    assert not any(block.file.exists() for block in others)
+    others = blocks_of(study, [Cell(2), Cell(2, occluded=True)], 3, 1, store)
+    assert not any(store.has(block.entry) for block in others)
 
 
 @pytest.mark.slow

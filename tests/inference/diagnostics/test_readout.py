@@ -69,3 +69,21 @@ def test_conditions_of_a_sampler_are_those_of_its_draws_with_the_match():
     found = conditions_at(sampled, np.arange(4))
     assert found["presence"].tolist() == [2]
     assert found["precision"] == 3.0
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.3, 2.0, -1.2])
+def test_the_spread_of_scale_and_angle_is_that_of_draws(angle):
+    """Along the pose is the scale, across it the angle."""
+    along, across, scale = 0.03, 0.01, 0.8
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    covariance = np.diag([0.04, 0.09, 0.0, 0.0])
+    covariance[2:, 2:] = turn @ np.diag([along**2, across**2]) @ turn.T
+    mean = np.array([1.0, 2.0, *(scale * turn[:, 0])])
+    pose = similarity_of(mean, covariance)
+    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, 100_000)
+    lengths = np.hypot(draws[:, 2], draws[:, 3])
+    angles = np.angle(np.exp(1j * (np.arctan2(draws[:, 3], draws[:, 2]) - angle)))
+    np.testing.assert_allclose(pose.scale_sd, lengths.std(), rtol=0.02)
+    np.testing.assert_allclose(pose.angle_sd, angles.std(), rtol=0.02)
+    np.testing.assert_allclose(pose.translation_sd, [0.2, 0.3])
+    np.testing.assert_allclose([pose.scale, pose.angle], [scale, angle])

@@ -1,0 +1,103 @@
+"""Paths that are read and written: ordinary files, outputs that are whole or absent, the cache."""
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from models.errors import InputError
+
+LONGEST_REASON = 300
+"""Characters of what a library says of a damaged file."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, on one line."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:LONGEST_REASON]
+
+
+def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
+    """Refuse what is no ordinary file, or too large; `what` says what it should have been."""
+    try:
+        exists = path.exists()
+        if exists and not path.is_file():
+            raise OSError("it is no ordinary file")
+        if exists and max_bytes is not None and path.stat().st_size > max_bytes:
+            raise OSError(f"it has more than {max_bytes >> 20} MiB")
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path} as {what} ({reason_of(error)}); give another file"
+        ) from error
+    if not exists:
+        raise InputError(f"there is no file {path}; `capsules sample` writes one")
+
+
+def check_output(path: Path, *others: Path | None) -> None:
+    """Refuse a path that cannot be written, or is one of the other files of the same command."""
+    try:
+        if path.is_dir():
+            raise OSError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():  # a device would be replaced by a file
+            raise OSError(errno.EINVAL, "it is no ordinary file")
+        if not path.parent.is_dir():
+            raise OSError(errno.ENOENT, f"there is no folder {path.parent}")
+        if not os.access(path.parent, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if any(other is not None and path.resolve() == other.resolve() for other in others):
+        raise InputError(f"{path} is named twice, to be read or written; choose another output")
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A buffer that becomes the file when the block ends, and nothing if the block fails."""
+    check_output(path)
+    buffer = io.BytesIO()
+    yield buffer
+    try:
+        _replace(path, buffer.getbuffer())
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _replace(path: Path, content: memoryview) -> None:
+    """Write a file under no name, so that a kill leaves nothing behind, then give it its name."""
+    named = path.with_name(f".{os.getpid()}.part")
+    try:
+        try:
+            descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE, 0o666)
+            nameless = True
+        except (AttributeError, OSError):  # another system, or a network's file system
+            descriptor = os.open(named, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            nameless = False
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if nameless:  # a folder's descriptor makes Python call linkat, which follows the link
+                os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
+        os.replace(named, path)
+    finally:
+        with contextlib.suppress(OSError):
+            named.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot write {path} ({reason_of(error)}); choose a folder that exists and is writable"
+    )
+
+
+def cache_folder() -> Path | None:
+    """Where things are kept between runs (XDG_CACHE_HOME or ~/.cache); None if there is no home."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        folder = base / "generative-capsules"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder if os.access(folder, os.W_OK) else None

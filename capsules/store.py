@@ -1,0 +1,160 @@
+"""Answers that are kept: files addressed by what they were computed from, checked at every read.
+
+The address of an entry is a digest of the project's source (and with it of the version, the
+programs and the templates), of the settings and of the data. So an edit of any of them leads to
+another entry, and nothing is ever stale. An entry is an npz file, for anyone to read; its zip
+comment is a digest of its address and its bytes. An entry that is damaged, or is another one under
+this name, is named on standard error, removed, and computed again.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import capsules
+import guides
+import inference
+import models
+from capsules.files.paths import reason_of, whole_file
+from models.errors import InputError
+
+FOLDERS = [Path(package.__path__[0]) for package in (models, guides, inference, capsules)]
+SHOWN = ("commands", "plots")
+"""Where the source is, and folders of it that show answers and compute none."""
+
+SEAL = hashlib.sha256().digest_size * 2
+"""Characters of the digest at the end of an entry."""
+
+
+class Entry(NamedTuple):
+    """Where something is kept, and the digest of all that it depends on."""
+
+    path: Path
+    address: str
+
+
+class Store:
+    """A folder of entries. Several commands may read it; `alone` keeps a second writer out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entry(self, name: str, **depends: Any) -> Entry:
+        """The entry of this name for these settings and data; the source counts by itself."""
+        content = json.dumps([source(), name, depends], sort_keys=True, default=repr)
+        address = hashlib.sha256(content.encode()).hexdigest()
+        return Entry(self.folder / f"{name}-{address[:16]}.npz", address)
+
+    def has(self, entry: Entry) -> bool:
+        """Whether the entry is there and sound."""
+        return self._content(entry) is not None
+
+    def read(self, entry: Entry) -> dict[str, np.ndarray] | None:
+        """The arrays of an entry; None if it is not there, or was damaged."""
+        content = self._content(entry)
+        if content is None:
+            return None
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def write(self, entry: Entry, content: bytes) -> None:
+        """Keep what `sealed` has made of the arrays of an entry."""
+        with whole_file(entry.path) as file:
+            file.write(content)
+
+    def forget(self, entries: Iterable[Entry]) -> None:
+        """Remove entries, so that they are computed again."""
+        for entry in entries:
+            entry.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the folder, and hold it: a second run says that the first is there.
+
+        The lock is the system's own, on the folder: it ends with the process and leaves no file.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self.folder} ({reason_of(error)}); choose another --out"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                os.close(descriptor)
+                raise InputError(
+                    f"another run is at work in {self.folder}; wait for it, or choose another --out"
+                ) from error
+            # a network's file system without locks: entries are whole all the same
+        try:
+            for left in self.folder.glob(".*.part"):  # of a process that was killed
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _content(self, entry: Entry) -> bytes | None:
+        try:
+            content = entry.path.read_bytes()
+            if content[-SEAL:] == _seal(entry.address, content[:-SEAL]):
+                return content
+            print(f"{entry.path} is damaged or foreign; it is computed again.", file=sys.stderr)
+            entry.path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise InputError(
+                f"cannot read {entry.path} ({reason_of(error)}); choose another --out"
+            ) from error
+        return None
+
+
+def sealed(entry: Entry, arrays: dict[str, np.ndarray]) -> bytes:
+    """An entry's file: an npz with the digest of its address and bytes as the zip's comment."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    with zipfile.ZipFile(buffer, "a") as file:
+        file.comment = b"0" * SEAL
+    content = buffer.getvalue()[:-SEAL]
+    return content + _seal(entry.address, content)
+
+
+def digest(*arrays: np.ndarray | None) -> str:
+    """A digest of data: of shapes, types and values."""
+    total = hashlib.sha256()
+    for array in arrays:
+        if array is not None:
+            total.update(f"{array.shape} {array.dtype}".encode())
+            total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+@functools.cache
+def source() -> str:
+    """A digest of the source of models, guides, inference and the application."""
+    total = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted(folder.rglob("*.py")):
+            name = path.relative_to(folder.parent)
+            if not set(SHOWN) & set(name.parts):
+                total.update(f"{name}\0".encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def _seal(address: str, content: bytes) -> bytes:
+    return hashlib.sha256(address.encode() + content).hexdigest().encode()
