@@ -9,7 +9,7 @@ guess which one is called the first.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,7 +226,12 @@ def digest(program: Program, about: str, settings: Settings, rng_key: Array) -> 
     found.update(np.asarray(jax.random.key_data(rng_key)).tobytes())
     for name, site in trace_sites(program, blank).items():
         found.update(f"{name} {type(site['fn']).__name__}".encode())
-        for number in jax.tree.leaves(site["fn"]):
-            array = np.asarray(number)
-            found.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+        found.update(_fingerprint(jax.tree.leaves(site["fn"])))
     return found.hexdigest()[:16]
+
+
+def _fingerprint(numbers: Iterable[Any]) -> bytes:
+    """Of some arrays in any order: that of a distribution's fields is not the same in every run."""
+    arrays = [np.asarray(number) for number in numbers]
+    each = (f"{x.shape} {x.dtype}".encode() + x.tobytes() for x in arrays)
+    return b"".join(sorted(hashlib.sha256(one).digest() for one in each))

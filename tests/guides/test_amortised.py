@@ -12,6 +12,7 @@ from guides.amortised import (
     AmortisedGuide,
     Settings,
     Size,
+    _fingerprint,
     amortise,
     digest,
     fit,
@@ -159,6 +160,12 @@ def test_the_digest_knows_parts_priors_and_settings():
         name(key=jax.random.key(1)),
     }
     assert len(others | {name()}) == 7
+
+
+def test_the_digest_does_not_depend_on_the_order_of_fields():
+    arrays = [np.arange(3), np.eye(2), np.array(1.5)]
+    assert _fingerprint(arrays) == _fingerprint(arrays[::-1])
+    assert _fingerprint(arrays) != _fingerprint([np.arange(3), np.eye(2), np.array(1.25)])
 
 
 def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path):
