@@ -10,7 +10,7 @@ from capsules.commands.faces import Images, reproduce_faces
 from capsules.commands.scale import Fresh
 from capsules.commands.shared import keep_compiled_code, progress_of_blocks, say_what_is_there
 
-ALL_METHODS = "gmm,ds,ransac,exact"
+ALL_METHODS = "gmm,ds,ransac,exact,em_routing"
 CHUNK = 64
 
 
@@ -52,6 +52,14 @@ def reproduce(
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="The methods to run; faces have their own.")
     ] = ALL_METHODS,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Networks that `capsules train` has made, ccae-0.00.eqx and so on: adds ccae and "
+            "amortised to the methods.",
+        ),
+    ] = None,
     images: Images = None,
     more: Annotated[
         bool, typer.Option("--more", help="Scenes of up to 10 faces; the paper has 5.")
@@ -76,6 +84,7 @@ def reproduce(
 
       [cyan]capsules reproduce table1[/cyan]
       [cyan]capsules reproduce all --scenes published/ --out results[/cyan]
+      [cyan]capsules reproduce table1 --weights weights[/cyan]
       [cyan]capsules reproduce beta --methods ds --draws 100[/cyan]
       [cyan]capsules reproduce faces --more[/cyan]
     """
@@ -83,10 +92,11 @@ def reproduce(
 
     if chunk < 1:
         raise InputError(f"a chunk wants at least one scene, got {chunk}; try {CHUNK}")
-    if study is Study.faces and (scenes, methods, chunk) != (None, ALL_METHODS, CHUNK):
+    given = (scenes, methods, weights, chunk)
+    if study is Study.faces and given != (None, ALL_METHODS, None, CHUNK):
         raise InputError(
-            "--scenes, --methods and --chunk are options of the constellations, but the study is "
-            "faces; leave them out"
+            "--scenes, --methods, --weights and --chunk are options of the constellations, but the "
+            "study is faces; leave them out"
         )
     if study not in (Study.faces, Study.all) and (images, more) != (None, False):
         raise InputError(
@@ -102,7 +112,7 @@ def reproduce(
         faces = open_study(images)
     try:
         if study is not Study.faces:
-            _constellations(study, scenes, draws or 512, seed, methods, out, chunk, fresh)
+            _constellations(study, scenes, draws or 512, seed, methods, weights, out, chunk, fresh)
         if with_faces:
             _make(out)
             reproduce_faces(faces, images is None, draws or 250, more, seed, out, fresh)
@@ -117,19 +127,23 @@ def _constellations(
     draws: int,
     seed: int,
     methods: str,
+    weights: Path | None,
     out: Path,
     chunk: int,
     fresh: bool,
 ) -> None:
     from capsules.experiments import constellations
     from capsules.experiments.tables import write_tables
-    from capsules.methods import METHODS
+    from capsules.methods import EVERY_METHOD, TRAINED
     from models.errors import InputError
 
     names = [name.strip() for name in methods.split(",")]
-    if unknown := [name for name in names if name not in METHODS]:
-        raise InputError(f"there is no method {unknown[0]!r}; give some of {', '.join(METHODS)}")
-    cells = constellations.study_cells(study, names)
+    if unknown := [name for name in names if name not in EVERY_METHOD]:
+        known = ", ".join(EVERY_METHOD)
+        raise InputError(f"there is no method {unknown[0]!r}; give some of {known}")
+    if weights is not None:
+        names = list(dict.fromkeys([*names, *TRAINED]))
+    cells = constellations.study_cells(study, names, weights)
     if not cells:
         raise InputError(f"{study} is a study of ds and gmm, but got {methods}; name one of them")
     tests = constellations.scene_sets(scenes, draws, seed)

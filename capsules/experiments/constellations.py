@@ -16,7 +16,7 @@ import numpy as np
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, SIGMAS
 from capsules.files.scenes import load_scenes, whole_file
-from capsules.methods import PRESETS, Preset, infer, templates
+from capsules.methods import PRESETS, TRAINED, Preset, infer, templates
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, Scores, ccae_scores, score
 from inference.variational.ascent import Schedule
 from models.errors import InputError
@@ -39,6 +39,8 @@ class Cell(NamedTuple):
     preset: str
     beta: float | None
     sigma: float
+    weights: str | None = None
+    """The file of a trained network."""
 
     @property
     def name(self) -> str:
@@ -57,10 +59,20 @@ Numbers = dict[str, Scores]
 """By protocol, every metric of every scene."""
 
 
-def study_cells(study: str, methods: Sequence[str]) -> list[Cell]:
-    """The cells of `table1`, of `beta` (those of `mask` are the same ones) or of `all`."""
+def study_cells(study: str, methods: Sequence[str], weights: Path | None = None) -> list[Cell]:
+    """The cells of `table1`, of `beta` (those of `mask` are the same ones) or of `all`.
+
+    Args:
+        weights: the folder of trained networks, for methods that are some.
+    """
     main = [
-        Cell(method, preset, MAIN_BETA if method in ("ds", "gmm") else None, sigma)
+        Cell(
+            method,
+            preset,
+            MAIN_BETA if method in ("ds", "gmm") else None,
+            sigma,
+            _weights_of(method, sigma, weights) if method in TRAINED else None,
+        )
         for sigma in SIGMAS
         for method in methods
         for preset in ("paper", "default")
@@ -76,6 +88,16 @@ def study_cells(study: str, methods: Sequence[str]) -> list[Cell]:
     ]
     cells = {"table1": main, "beta": betas, "mask": betas, "all": main + betas}[study]
     return list(dict.fromkeys(cells))
+
+
+def _weights_of(method: str, sigma: float, folder: Path | None) -> str:
+    path = (folder or Path("weights")) / f"{method}-{sigma:.2f}.eqx"
+    if not path.is_file():
+        raise InputError(
+            f"there are no weights {path} for {method}; make them with `capsules train {method} "
+            f"--sigma {sigma:g} --out {path}`, or leave {method} out"
+        )
+    return str(path)
 
 
 def scene_sets(folder: Path | None, draws: int, seed: int) -> dict[float, Scenes]:
@@ -116,6 +138,8 @@ class Store:
         digest = hashlib.sha256(repr((VERSION, BLOCK, self.seed, _options(cell))).encode())
         for array in (scenes.points, scenes.present, scenes.object):
             digest.update(np.ascontiguousarray(array).tobytes())
+        if cell.weights is not None:
+            digest.update(Path(cell.weights).read_bytes())
         return self.folder / f"{cell.name}-{digest.hexdigest()[:12]}"
 
     def load(self, cell: Cell) -> dict[int, dict[str, np.ndarray]]:
@@ -197,7 +221,9 @@ def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np
 
 
 def _options(cell: Cell) -> dict[str, Any]:
-    """What the cell adds to its preset: the initial beta."""
+    """What the cell adds to its preset: the initial beta, or weights."""
+    if cell.weights is not None:
+        return {"weights": cell.weights}
     if cell.beta is None:
         return {}
     preset = PRESETS[cell.preset].get(cell.method, Preset({})).options
