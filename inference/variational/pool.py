@@ -108,9 +108,7 @@ def engine(
         beginnings = map_scenes(start, model, jnp.moveaxis(logits, -1, 0), axis=-1)
         return Pool(model, begin(model, projection, beginnings))
 
-    def begin_runs(
-        model: LinearGaussianModel, keys: Array, given: AnyArray | None = None
-    ) -> Pool:
+    def begin_runs(model: LinearGaussianModel, keys: Array, given: AnyArray | None = None) -> Pool:
         if given is None:
             return at_random(model, keys)
         is_parse = np.ndim(given) == 2

@@ -62,9 +62,7 @@ def test_coordinate_ascent_begins_with_it():
 
 
 def test_further_runs_begin_with_draws():
-    both = cavi.run(
-        PROGRAM, SCENE, jax.random.key(0), init_strategy=unsure, num_restarts=3, confirmations=None
-    )
+    both = cavi.run(PROGRAM, SCENE, jax.random.key(0), init_strategy=unsure, num_restarts=3)
     assert both.elbo is not None and both.elbo >= results()["started"].elbo - 1e-2
 
 
