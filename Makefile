@@ -100,8 +100,8 @@ lock: ## Resolve pyproject.toml anew and write both lock files
 	python="$$work/venv/bin/python"; \
 	pip="$$python -m pip --disable-pip-version-check --quiet"; \
 	frozen() { $$pip freeze --all --exclude pip | LC_ALL=C sort -f; }; \
-	"$$python" -c "$$REQUIREMENTS" cluster dev > "$$work/dev.txt"; \
-	"$$python" -c "$$REQUIREMENTS" cluster dev notebook > "$$work/all.txt"; \
+	"$$python" -c "$$REQUIREMENTS" cluster dev networks > "$$work/dev.txt"; \
+	"$$python" -c "$$REQUIREMENTS" cluster dev networks notebook > "$$work/all.txt"; \
 	$$pip install --upgrade -r "$$work/dev.txt"; \
 	frozen > "$$work/dev.lock"; \
 	$$pip install -c "$$work/dev.lock" -r "$$work/all.txt"; \

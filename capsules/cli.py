@@ -19,6 +19,7 @@ from capsules.commands.film import film
 from capsules.commands.infer import infer
 from capsules.commands.reproduce import reproduce
 from capsules.commands.sample import sample
+from capsules.commands.train import train
 
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes; 0 is success and 1 an error that is not the user's."""
@@ -112,7 +113,7 @@ def capsules() -> None:
     """
 
 
-for command in (demo, sample, infer, film, evaluate, compare, reproduce):
+for command in (demo, sample, infer, film, evaluate, compare, reproduce, train):
     app.command()(command)
 app.add_typer(faces.app, name="faces")
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from capsules.baselines import dynamic_routing, em_routing
 from inference import cavi, exact, gibbs, nuts, ransac, svi
 from inference.method import Report
 from inference.result import Result
@@ -89,6 +90,43 @@ METHODS: dict[str, Method] = {
 }
 """Budgets of the sampling methods are those of a first look, unless options say otherwise."""
 
+_ROUTING = frozenset({"num_restarts"})
+_WEIGHTS = frozenset({"weights"})
+
+
+def networks(name: str) -> Any:
+    """The module of trained networks, which needs packages that are optional."""
+    try:
+        from capsules import trained
+    except ImportError as error:
+        raise InputError(
+            f"{name} requires {error.name}, which is not installed; install the extra `networks`: "
+            "pip install generative-capsules[networks]"
+        ) from error
+    return trained
+
+
+def _ccae(*args: Any, **options: Any) -> Result:
+    return networks("ccae").run_ccae(*args, **options)
+
+
+def _amortised(*args: Any, **options: Any) -> Result:
+    return networks("amortised").run_amortised(*args, **options)
+
+
+BASELINES: dict[str, Method] = {
+    "em_routing": Method(em_routing.run, "doubly_stochastic", _ROUTING),
+    "dynamic_routing": Method(dynamic_routing.run, "doubly_stochastic", _ROUTING),
+    "ccae": Method(_ccae, "doubly_stochastic", _WEIGHTS),
+    "amortised": Method(_amortised, "doubly_stochastic", _WEIGHTS),
+}
+"""Methods that run where they are asked for by name: systems to compare with, and networks."""
+
+TRAINED = ("ccae", "amortised")
+"""Methods that require weights, made by `capsules train`."""
+
+EVERY_METHOD = METHODS | BASELINES
+
 PRIORS: dict[str, Callable[..., Any]] = {
     "uniform": constellation,
     "presence": presence_constellation,
@@ -139,7 +177,7 @@ def program_of(
     """The constellations program as a method runs it.
 
     Args:
-        method: a name in `METHODS`.
+        method: a name in `EVERY_METHOD`.
         objects: shapes to make the templates of; by default the program's own templates.
         precision: of the noise; by default the program's own.
         prior: a name in `PRIORS`.
@@ -147,7 +185,7 @@ def program_of(
         clutter: the most points of a scene that may belong to no object.
     """
     for value, what, known in (
-        (method, "method", METHODS),
+        (method, "method", EVERY_METHOD),
         (prior, "prior", PRIORS),
         (preset, "preset", PRESETS),
     ):
@@ -225,7 +263,7 @@ def key_of(seed: int) -> Array:
 
 
 def _method(method: str, preset: str) -> Method:
-    return PRESETS[preset].get(method, Preset({})).method or METHODS[method]
+    return PRESETS[preset].get(method, Preset({})).method or EVERY_METHOD[method]
 
 
 def check_options(
@@ -294,7 +332,7 @@ def _program(
     own = PRESETS[preset].get(method, Preset({})).program
     given: dict[str, Any] = {"parts": templates(objects, clutter)}
     if own is None and prior == "uniform":
-        given["match_prior"] = METHODS[method].match_prior
+        given["match_prior"] = EVERY_METHOD[method].match_prior
     if precision is not None:
         given["precision"] = precision
     return functools.partial(own or PRIORS[prior], **given)

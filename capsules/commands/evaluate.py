@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsules.commands import scale
-from capsules.commands.options import Clutter, Precision, Preset, Prior, Restarts, Seed, Shapes
+from capsules.commands.options import (
+    Clutter,
+    Precision,
+    Preset,
+    Prior,
+    Restarts,
+    Seed,
+    Shapes,
+    Weights,
+)
 from capsules.commands.shared import PAPER_SHAPES, Stopwatch, keep_compiled_code, shape_names
 
 if TYPE_CHECKING:
@@ -32,6 +41,7 @@ def evaluate(
     ] = None,
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,
+    weights: Weights = None,
     seed: Seed = 0,
     json_file: Annotated[
         Path | None,
@@ -82,6 +92,7 @@ def evaluate(
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"num_restarts": restarts})
     options |= {"clutter": clutter} if clutter else {}
+    options |= {} if weights is None else {"weights": str(weights)}
     job = Job(method, seed, options, devices)
     check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap
     kept = nullcontext() if out is None else scale.open_store(out)

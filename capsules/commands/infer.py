@@ -19,6 +19,7 @@ from capsules.commands.options import (
     Rungs,
     Seed,
     Shapes,
+    Weights,
 )
 from capsules.commands.shared import PAPER_SHAPES, check_picture_format, keep_compiled_code
 from capsules.commands.shared import shape_names as names_of
@@ -45,6 +46,7 @@ def infer(
     index: Index = 0,
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,
+    weights: Weights = None,
     seed: Seed = 0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture to write: .png, .pdf or .svg.")
@@ -92,6 +94,7 @@ def infer(
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"num_restarts": restarts})
     options |= {"clutter": clutter} if clutter else {}
+    options |= {} if weights is None else {"weights": str(weights)}
     options |= {} if rungs is None else {"num_temperatures": rungs}
     if every:
         if (index, plot, json_file) != (0, None, None):

@@ -1,5 +1,6 @@
 """Options that several commands have, each with one sentence of help."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,3 +41,7 @@ Rungs = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the methods' random numbers.")]
 Shapes = Annotated[str, typer.Option(metavar="NAMES", help="The objects of the model.")]
+Weights = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Weights for ccae and amortised, made by `capsules train`."),
+]

@@ -10,7 +10,7 @@ from capsules.commands.faces import Images, reproduce_faces
 from capsules.commands.scale import Fresh, open_store, say_what_is_there
 from capsules.commands.shared import keep_compiled_code, progress_of_blocks
 
-ALL_METHODS = "gmm,ds,ransac,exact"
+ALL_METHODS = "gmm,ds,ransac,exact,em_routing"
 
 
 class Study(StrEnum):
@@ -51,6 +51,14 @@ def reproduce(
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="The methods to run; faces have their own.")
     ] = ALL_METHODS,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Networks that `capsules train` has made, ccae-0.00.eqx and so on: adds ccae and "
+            "amortised to the methods.",
+        ),
+    ] = None,
     images: Images = None,
     more: Annotated[
         bool, typer.Option("--more", help="Scenes of up to 10 faces; the paper has 5.")
@@ -72,15 +80,16 @@ def reproduce(
 
       [cyan]capsules reproduce table1[/cyan]
       [cyan]capsules reproduce all --scenes published/ --out results[/cyan]
+      [cyan]capsules reproduce table1 --weights weights[/cyan]
       [cyan]capsules reproduce beta --methods ds --draws 100[/cyan]
       [cyan]capsules reproduce faces --more[/cyan]
     """
     from models.errors import InputError
 
-    if study is Study.faces and (scenes, methods) != (None, ALL_METHODS):
+    if study is Study.faces and (scenes, methods, weights) != (None, ALL_METHODS, None):
         raise InputError(
-            "--scenes and --methods are options of the constellations, but the study is faces; "
-            "leave them out"
+            "--scenes, --methods and --weights are options of the constellations, but the study is "
+            "faces; leave them out"
         )
     if study not in (Study.faces, Study.all) and (images, more) != (None, False):
         raise InputError(
@@ -95,7 +104,7 @@ def reproduce(
 
         faces = open_study(images)
     if study is not Study.faces:
-        _constellations(study, scenes, draws or 512, seed, methods, out, fresh)
+        _constellations(study, scenes, draws or 512, seed, methods, weights, out, fresh)
     if with_faces:
         reproduce_faces(faces, images is None, draws or 250, more, seed, out, fresh)
 
@@ -106,18 +115,22 @@ def _constellations(
     draws: int,
     seed: int,
     methods: str,
+    weights: Path | None,
     out: Path,
     fresh: bool,
 ) -> None:
     from capsules.experiments import constellations
     from capsules.experiments.tables import write_tables
-    from capsules.methods import METHODS
+    from capsules.methods import EVERY_METHOD, TRAINED
     from models.errors import InputError
 
     names = [name.strip() for name in methods.split(",")]
-    if unknown := [name for name in names if name not in METHODS]:
-        raise InputError(f"there is no method {unknown[0]!r}; give some of {', '.join(METHODS)}")
-    cells = constellations.study_cells(study, names)
+    if unknown := [name for name in names if name not in EVERY_METHOD]:
+        known = ", ".join(EVERY_METHOD)
+        raise InputError(f"there is no method {unknown[0]!r}; give some of {known}")
+    if weights is not None:
+        names = list(dict.fromkeys([*names, *TRAINED]))
+    cells = constellations.study_cells(study, names, weights)
     if not cells:
         raise InputError(f"{study} is a study of ds and gmm, but got {methods}; name one of them")
     tests = constellations.scene_sets(scenes, draws, seed)

@@ -14,7 +14,7 @@ import numpy as np
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, SIGMAS
 from capsules.files.scenes import load_scenes
-from capsules.methods import PRESETS, Preset, infer, templates
+from capsules.methods import PRESETS, TRAINED, Preset, infer, templates
 from capsules.store import Entry, Store, digest, sealed
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, Scores, ccae_scores, score
 from inference.variational.ascent import Schedule
@@ -35,6 +35,8 @@ class Cell(NamedTuple):
     preset: str
     beta: float | None
     sigma: float
+    weights: str | None = None
+    """The file of a trained network."""
 
     @property
     def name(self) -> str:
@@ -53,10 +55,20 @@ Numbers = dict[str, Scores]
 """By protocol, every metric of every scene."""
 
 
-def study_cells(study: str, methods: Sequence[str]) -> list[Cell]:
-    """The cells of `table1`, of `beta` (those of `mask` are the same ones) or of `all`."""
+def study_cells(study: str, methods: Sequence[str], weights: Path | None = None) -> list[Cell]:
+    """The cells of `table1`, of `beta` (those of `mask` are the same ones) or of `all`.
+
+    Args:
+        weights: the folder of trained networks, for methods that are some.
+    """
     main = [
-        Cell(method, preset, MAIN_BETA if method in ("ds", "gmm") else None, sigma)
+        Cell(
+            method,
+            preset,
+            MAIN_BETA if method in ("ds", "gmm") else None,
+            sigma,
+            _weights_of(method, sigma, weights) if method in TRAINED else None,
+        )
         for sigma in SIGMAS
         for method in methods
         for preset in ("paper", "default")
@@ -72,6 +84,16 @@ def study_cells(study: str, methods: Sequence[str]) -> list[Cell]:
     ]
     cells = {"table1": main, "beta": betas, "mask": betas, "all": main + betas}[study]
     return list(dict.fromkeys(cells))
+
+
+def _weights_of(method: str, sigma: float, folder: Path | None) -> str:
+    path = (folder or Path("weights")) / f"{method}-{sigma:.2f}.eqx"
+    if not path.is_file():
+        raise InputError(
+            f"there are no weights {path} for {method}; make them with `capsules train {method} "
+            f"--sigma {sigma:g} --out {path}`, or leave {method} out"
+        )
+    return str(path)
 
 
 def scene_sets(folder: Path | None, draws: int, seed: int) -> dict[float, Scenes]:
@@ -102,13 +124,20 @@ def entries_of(
 ) -> dict[Cell, list[Entry]]:
     """The entries of each cell, one for each block of its scenes."""
     data = {sigma: digest(*some.scenes) for sigma, some in tests.items()}
+    trained = {path: digest(np.fromfile(path, np.uint8)) for path in _weights(cells)}
 
     def entry(cell: Cell, number: int) -> Entry:
         depends = {"cell": cell, "options": _options(cell), "seed": seed, "block": [number, BLOCK]}
+        if cell.weights is not None:
+            depends["weights"] = trained[cell.weights]
         return store.entry(f"{cell.name}-{number:04d}", data=data[cell.sigma], **depends)
 
     blocks = {s: -(-len(some.scenes.points) // BLOCK) for s, some in tests.items()}
     return {cell: [entry(cell, number) for number in range(blocks[cell.sigma])] for cell in cells}
+
+
+def _weights(cells: Sequence[Cell]) -> set[str]:
+    return {cell.weights for cell in cells if cell.weights is not None}
 
 
 def run_cells(
@@ -153,7 +182,9 @@ def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np
 
 
 def _options(cell: Cell) -> dict[str, Any]:
-    """What the cell adds to its preset: the initial beta."""
+    """What the cell adds to its preset: the initial beta, or weights."""
+    if cell.weights is not None:
+        return {"weights": cell.weights}
     if cell.beta is None:
         return {}
     preset = PRESETS[cell.preset].get(cell.method, Preset({})).options

@@ -19,7 +19,16 @@ from capsules.files.paths import whole_file
 from inference.diagnostics.metrics import METRICS, Scores, Summary, paired_test, summarise
 from inference.plots.scenes import COLOURS, MARKERS, style
 
-NAMES = {"ccae": "CCAE", "gmm": "GCM-GMM", "ds": "GCM-DS", "ransac": "RANSAC", "exact": "exact"}
+NAMES = {
+    "ccae": "CCAE",
+    "gmm": "GCM-GMM",
+    "ds": "GCM-DS",
+    "ransac": "RANSAC",
+    "exact": "exact",
+    "em_routing": "EM routing",
+    "dynamic_routing": "dynamic routing",
+    "amortised": "amortised",
+}
 TITLES = {
     "sa": "SA ↑",
     "ari": "ARI ↑",
@@ -27,6 +36,8 @@ TITLES = {
     "scene_accuracy": "scene acc. ↑",
 }
 PRESETS = {"paper": "paper's settings", "default": "our defaults"}
+CCAE = {"paper": "its predictions", "default": "trained by us"}
+"""What the columns of presets are for CCAE, of which there is one setting."""
 
 
 class Row(NamedTuple):
@@ -108,17 +119,16 @@ def _rows(
 ) -> list[Row]:
     rows = []
     for sigma in SIGMAS:
-        scores = tests[sigma].ccae
-        if scores is not None:
-            paper = PAPER[protocol].get(("ccae", None, sigma))
-            ours = {"paper": _summaries(scores[protocol])}
-            rows.append(Row("ccae", None, sigma, paper, ours))
-        for method, beta in sorted({(c.method, c.beta) for c in numbers}, key=_place):
+        methods: set[tuple[str, float | None]] = {(c.method, c.beta) for c in numbers}
+        for method, beta in sorted(methods | {("ccae", None)}, key=_place):
             cells = {
                 c.preset: n
                 for c, n in numbers.items()
                 if (c.method, c.beta, c.sigma) == (method, beta, sigma)
             }
+            scores = tests[sigma].ccae
+            if method == "ccae" and scores is not None:
+                cells = {"paper": scores} | cells
             ours = {preset: _summaries(n[protocol]) for preset, n in cells.items()}
             rows.append(Row(method, beta, sigma, PAPER[protocol].get((method, beta, sigma)), ours))
     return rows
@@ -204,7 +214,7 @@ def markdown(report: Report) -> str:
             for preset, summaries in row.ours.items():
                 found = (summaries[name] for name in METRICS)
                 cells = " | ".join(f"{s.mean:.3f} ± {s.standard_error:.3f}" for s in found)
-                what = "its predictions" if row.method == "ccae" else PRESETS[preset]
+                what = (CCAE if row.method == "ccae" else PRESETS)[preset]
                 lines.append(f"| {row.label(report.by_beta)} | {what} | {cells} |")
         lines.append("")
     if report.tests:
@@ -255,10 +265,12 @@ def _panel(ax: Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
     for method in dict.fromkeys(row.method for row in rows):
         own = [row for row in rows if row.method == method]
         j = _place((method, None))[0]
-        colour, marker, name = COLOURS[j], MARKERS[j], NAMES.get(method, method)
+        colour, marker = COLOURS[j % len(COLOURS)], MARKERS[j % len(MARKERS)]
+        name = NAMES.get(method, method)
         x = np.array([row.beta if by_beta else row.sigma for row in own], float)
         if by_beta and method == "ccae":
-            ax.axhline(own[0].ours["paper"][metric].mean, color=colour, linewidth=1, label=name)
+            if own[0].paper is not None:
+                ax.axhline(own[0].paper[i], color=colour, linewidth=1, label=f"{name}, paper")
             continue
         if all(row.paper is not None for row in own):
             y = [row.paper[i] for row in own if row.paper is not None]
@@ -273,7 +285,7 @@ def _panel(ax: Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
             if some:
                 y = [row.ours[preset][metric].mean for row in some]
                 error = [row.ours[preset][metric].standard_error for row in some]
-                what = "its predictions" if method == "ccae" else PRESETS[preset]
+                what = (CCAE if method == "ccae" else PRESETS)[preset]
                 ax.errorbar(
                     x,
                     y,

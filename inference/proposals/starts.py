@@ -1,4 +1,4 @@
-"""Where coordinate ascent starts from: a random R, or a parse of the scene.
+"""Where coordinate ascent starts from: a random R, a parse of the scene, or match logits.
 
 One scene at a time, scene axes first, to be mapped over a batch.
 """
@@ -68,6 +68,13 @@ def parse(
     rest = jnp.where(model.seen.any(axis=1)[:, None], rest, 0.0)
     weights = jnp.where(pairs, _SURE, jnp.where(taken, 0.0, _SURE + rest))
     return Start(_where_allowed(model, weights), jnp.asarray(beta_max, float))
+
+
+def logits(
+    model: LinearGaussianModel, match_logits: Float[Array, "N N"], beta_start: float
+) -> Start:
+    """Match logits from elsewhere, such as a network's; annealing mends what is wrong in them."""
+    return Start(_where_allowed(model, match_logits), jnp.asarray(beta_start, float))
 
 
 def _where_allowed(model: LinearGaussianModel, weights: Float[Array, "N N"]) -> Float[Array, "N N"]:

@@ -19,8 +19,16 @@ from inference.proposals.parses import Parses
 from inference.proposals.propose import drawn, propose_whole
 from inference.proposals.states import solve_likely_states
 from inference.result import Result, partition
+from inference.variational.amortised import Logits
 from inference.variational.ascent import Schedule
-from inference.variational.pool import Ended, Engine, best_of_restarts, matches_of, run_keys
+from inference.variational.pool import (
+    Ended,
+    Engine,
+    Given,
+    begins_of,
+    best_of_restarts,
+    run_keys,
+)
 from inference.variational.pool import engine as make_engine
 from inference.variational.restarts import Restarts
 from models.distributions.match import MixtureMatch
@@ -52,7 +60,7 @@ def run(
     rng_key: Array,
     *,
     num_restarts: int = 16,
-    init_strategy: Literal["parses", "draws", "uniform"] = "parses",
+    init_strategy: Literal["parses", "draws", "uniform"] | Logits = "parses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax"] = "auto",
     schedule: Schedule = _DEFAULT,
     fewest_points: float = 2.0,
@@ -68,7 +76,8 @@ def run(
         rng_key: a scene's result depends on it and on the scene's place in the batch.
         num_restarts: runs for each scene; of parses at most, and only those that could still win.
         init_strategy: the best "parses" of the scene; "draws" of them, in proportion to their
-            weights; or the paper's "uniform" random R.
+            weights; the paper's "uniform" random R; or the `match_logits` of an amortised guide,
+            whose first run begins with them and further ones with draws.
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
         fewest_points: a run ends in a sparse solution if an object surely has a point but not so
@@ -80,11 +89,12 @@ def run(
     """
     if num_restarts < 1:
         raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
-    if init_strategy not in ("parses", "draws", "uniform"):
+    by_parses = init_strategy in ("parses", "draws")
+    if not (by_parses or init_strategy == "uniform" or callable(init_strategy)):
         raise InputError(
             f"there is no start {init_strategy!r}; choose 'parses', 'draws' or 'uniform'"
         )
-    report, by_parses = reporter(progress_bar), init_strategy != "uniform"
+    report = reporter(progress_bar)
     number = Restarts(num_restarts, fewest_points)
 
     def solve(problem: Problem, parses: Parses | None = None) -> Result:
@@ -94,7 +104,9 @@ def run(
             parses = propose_whole(problem.reading) if parses is None else parses
             if init_strategy == "draws":
                 parses = drawn(parses, rng_key, num_restarts)
-        begins = parses if by_parses else None
+        begins: Given = parses if by_parses else None
+        if callable(init_strategy):
+            begins = init_strategy(problem.scenes)
         best = best_of_restarts(engine, problem, rng_key, number, report, begins)
         constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
         result = _result(problem, best, name, constant)
@@ -148,12 +160,12 @@ def _result(problem: Problem, best: Ended, projection: str, constant: np.ndarray
 
 
 def _history(
-    engine: Engine, problem: Problem, rng_key: Array, best: Ended, parses: Parses | None
+    engine: Engine, problem: Problem, rng_key: Array, best: Ended, given: Given
 ) -> dict[str, np.ndarray]:
     """Do the best runs again, one step at a time, and write down what happens."""
     runs = np.c_[np.arange(len(best.attempt)), best.attempt]
-    begins = matches_of(parses, runs)
-    pool = engine.start(problem.reading.model, run_keys(rng_key, runs), begins)
+    keys = run_keys(rng_key, runs)
+    pool = engine.start(problem.reading.model, keys, begins_of(given, runs, keys))
     steps = []
     while not np.asarray(pool.state.done).all():
         pool = engine.advance_one(pool)

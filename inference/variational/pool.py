@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -29,6 +30,9 @@ from models.numerics.arrays import AnyArray
 from models.program.batches import Skeleton, map_scenes
 from models.program.reading import LinearGaussianModel
 from models.scenes import Scene
+
+Given = Parses | Float[np.ndarray, "scenes N N"] | None
+"""What runs may begin with: parses, or match logits of each scene."""
 
 POOL = 512
 """Slots of a device; their state stays within the processor's cache."""
@@ -62,7 +66,8 @@ class Engine(NamedTuple):
 
     structure: Structure
     start: Callable[..., Pool]
-    """New runs from the pieces of scenes, random keys and, where they begin so, parses."""
+    """New runs from the pieces of scenes, random keys and, where they begin so, what is given:
+    parses, (N, runs), or logits, (N, N, runs)."""
     advance: Callable[[Pool], Pool]
     """Some steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
@@ -95,10 +100,19 @@ def engine(
         beginnings = map_scenes(start, model, keys, match.T, axis=-1)
         return Pool(model, begin(model, projection, beginnings))
 
-    def begin_runs(
-        model: LinearGaussianModel, keys: Array, match: Int[AnyArray, "N runs"] | None = None
-    ) -> Pool:
-        return at_random(model, keys) if match is None else at_parses(model, keys, match)
+    @on_devices
+    def at_logits(model: LinearGaussianModel, logits: Float[Array, "N N runs"]) -> Pool:
+        def start(model: LinearGaussianModel, logits: Float[Array, "N N"]) -> Start:
+            return starts.logits(model, logits, schedule.beta_start)
+
+        beginnings = map_scenes(start, model, jnp.moveaxis(logits, -1, 0), axis=-1)
+        return Pool(model, begin(model, projection, beginnings))
+
+    def begin_runs(model: LinearGaussianModel, keys: Array, given: AnyArray | None = None) -> Pool:
+        if given is None:
+            return at_random(model, keys)
+        is_parse = np.ndim(given) == 2
+        return at_parses(model, keys, given) if is_parse else at_logits(model, given)
 
     @on_devices
     def advance(pool: Pool) -> Pool:
@@ -149,18 +163,18 @@ def best_of_restarts(
     base_key: Array,
     restarts: Restarts,
     report: Report,
-    parses: Parses | None = None,
+    given: Given = None,
 ) -> Ended:
     """Work off all runs through one pool of slots and keep the best of each scene.
 
     Args:
-        parses: what runs begin with; by default they begin at random.
+        given: what runs begin with; by default they begin at random.
     """
     devices, scenes = engine.devices, problem.scenes
-    if parses is None:
-        number, anew = np.full(len(scenes.points), restarts.most), START_ANEW * restarts.most
+    if isinstance(given, Parses):
+        number, anew = worth_running(given, restarts.most), 0
     else:
-        number, anew = worth_running(parses, restarts.most), 0
+        number, anew = np.full(len(scenes.points), restarts.most), START_ANEW * restarts.most
     waiting = Waiting(number, anew)
     most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
     needed = -(-len(waiting.runs) // devices)
@@ -183,8 +197,8 @@ def best_of_restarts(
             places = np.full((devices, block), width)  # the padding is dropped
             padded[device, rank], places[device, rank] = runs, slot
             padded = padded.reshape(-1, 2)
-            begins = matches_of(parses, padded)
             keys = run_keys(base_key, padded)
+            begins = begins_of(given, padded, keys)
             new = engine.start(problem.reading.take(padded[:, 0]), keys, begins)
             pool = _empty(new, width * devices) if pool is None else pool
             pool = engine.insert(pool, new, places.reshape(-1))
@@ -221,6 +235,19 @@ def matches_of(
     scene, attempt = runs.T
     number = np.maximum(np.isfinite(parses.value).sum(axis=1), 1)
     return np.asarray(parses.match)[scene, attempt % number[scene]].T
+
+
+def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> AnyArray | None:
+    """What each run begins with.
+
+    Of logits the first run of a scene gets them as they are, and further ones with Gumbel noise: as
+    if each point drew its part.
+    """
+    if given is None or isinstance(given, Parses):
+        return matches_of(given, runs)
+    scene, attempt = runs.T
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]))(keys)
+    return jnp.moveaxis(given[scene] + jnp.where(attempt[:, None, None] > 0, noise, 0.0), 0, -1)
 
 
 def _free(

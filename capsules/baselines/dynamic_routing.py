@@ -1,0 +1,116 @@
+"""Dynamic routing (Sabour, Frosst and Hinton 2017) with known geometry.
+
+Pairs of points vote for poses (`capsules.baselines.votes`); a vote goes where its scalar product
+with the pose of a capsule is large. Such a product favours large poses over those that agree, so
+votes are standardised first. The length of a capsule's pose, below one, is its activation.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, route_scenes
+from inference.method import Report, method
+from inference.result import Result
+from models.errors import InputError
+from models.program.reading import Program
+from models.scenes import Scene
+
+
+class Settings(NamedTuple):
+    """How long to route, and how far apart runs begin."""
+
+    num_iterations: int = 3
+    spread: float = 1.0
+    """Standard deviation of the first logits."""
+
+
+def squash(total: Float[Array, "K p"]) -> Float[Array, "K p"]:
+    """|s|^2 / (1 + |s|^2) s / |s|: the same direction, a length below one."""
+    square = jnp.sum(total**2, axis=-1, keepdims=True)
+    return total * jnp.sqrt(square) / (1.0 + square)
+
+
+def iterate(
+    votes: Votes,
+    object: Int[Array, " ways"],
+    num_objects: int,
+    logits: Float[Array, "pairs ways"],
+) -> tuple[Float[Array, "pairs ways"], Float[Array, "pairs ways"], Float[Array, "K p"]]:
+    """c = softmax(b), v = squash(sum c V), b + V . v: the new logits, c and v."""
+    routing = jax.nn.softmax(logits, axis=1) * votes.valid[:, None]
+    member = object[:, None] == jnp.arange(num_objects)
+    capsules = squash(jnp.einsum("il,ilp,lk->kp", routing, votes.pose, member))
+    agreement = jnp.einsum("ilp,lp->il", votes.pose, capsules[object])
+    return logits + agreement, routing, capsules
+
+
+def standardised(votes: Votes) -> Votes:
+    """Votes of mean zero and variance one in each dimension, over all that are valid."""
+    weight = jnp.broadcast_to(votes.valid[:, None, None], votes.pose.shape)
+    mean = jnp.mean(votes.pose, axis=(0, 1), where=weight)
+    scale = jnp.std(votes.pose, axis=(0, 1), where=weight)
+    pose = (votes.pose - mean) / jnp.where(scale > 0, scale, 1.0)
+    return votes._replace(pose=jnp.where(weight, pose, 0.0))
+
+
+def settle(
+    votes: Votes, ways: Ways, logits: Float[Array, "pairs ways"], settings: Settings
+) -> tuple[Float[Array, ""], Routed]:
+    """Route some times; returns the sum of c V . v too, by which runs are judged."""
+    object, num_objects, unit = jnp.asarray(ways.object), ways.num_objects, standardised(votes)
+
+    def once(_: Array, logits: Array) -> Array:
+        return iterate(unit, object, num_objects, logits)[0]
+
+    logits = jax.lax.fori_loop(0, settings.num_iterations, once, logits)
+    ahead, routing, capsules = iterate(unit, object, num_objects, logits)
+    agreement = jnp.sum(routing * (ahead - logits))
+
+    def by_object(of_way: Float[Array, "ways p"]) -> Float[Array, "K p"]:
+        return jnp.zeros((num_objects, of_way.shape[1])).at[object].add(of_way)
+
+    mass = jnp.maximum(by_object(routing.sum(axis=0)[:, None]), 1e-12)
+    mean = by_object(jnp.einsum("il,ilp->lp", routing, votes.pose)) / mass
+    apart = jnp.einsum("il,ilp->lp", routing, (votes.pose - mean[object]) ** 2)
+    length = jnp.linalg.norm(capsules, axis=-1)
+    return agreement, Routed(routing, mean, by_object(apart) / mass, length)
+
+
+def make_route(ways: Ways, num_restarts: int, settings: Settings) -> Route:
+    """The best of several runs by agreement, each begun at random logits."""
+
+    def one_run(votes: Votes, key: Array) -> tuple[Float[Array, ""], Routed]:
+        logits = settings.spread * jax.random.normal(key, votes.pose.shape[:2])
+        return settle(votes, ways, logits, settings)
+
+    return best_of(one_run, num_restarts)
+
+
+@method
+def run(
+    program: Program,
+    scene: Scene,
+    rng_key: Array,
+    *,
+    num_restarts: int = 32,
+    settings: Settings = Settings(),  # noqa: B008
+    progress_bar: bool | Report = False,
+) -> Result:
+    """Route the pairs of points of one scene, or of each of a batch, to the objects of a program.
+
+    Only the templates of the program are used. `details` has the `activation` of each object.
+
+    Args:
+        num_restarts: runs from random logits; the one whose votes agree most wins.
+    """
+    if num_restarts < 1:
+        raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
+
+    def make(ways: Ways) -> Route:
+        return make_route(ways, num_restarts, settings)
+
+    steps = settings.num_iterations
+    return route_scenes("dynamic_routing", program, scene, rng_key, make, steps, progress_bar)

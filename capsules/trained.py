@@ -1,0 +1,134 @@
+"""Networks in files: how they are trained on the generator's scenes, and methods that run them."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from capsules.baselines import ccae
+from capsules.baselines.ccae import VARIANTS, Ccae
+from capsules.experiments.simulator import paper_simulator
+from guides import amortised, training
+from guides.amortised import AmortisedGuide
+from guides.training import Report as Steps
+from inference.method import Report, method, reporter
+from inference.result import Result
+from inference.variational import amortised as amortised_inference
+from models.constellation import PARTS, constellation
+from models.errors import InputError
+from models.program.reading import Program
+from models.scenes import Scene
+
+NETWORKS = ("ccae", "amortised")
+SCENES_TO_NAME = 4096
+"""Training scenes by which capsules get the names of objects."""
+
+
+def train(
+    network: str, path: Path, sigma: float, num_steps: int, seed: int, variant: str, report: Steps
+) -> None:
+    """Train a network on scenes of the paper's generator and write its weights.
+
+    Args:
+        network: one of `NETWORKS`.
+        path: the file of weights; a run that was killed goes on from the checkpoint beside it.
+        variant: of CCAE, a name in `VARIANTS`.
+    """
+    if path.exists():
+        raise InputError(f"{path} is there already; remove it to train again, or choose another")
+    about, num_steps = {"sigma": sigma, "seed": seed}, training.checked_steps(num_steps)
+    key, simulator = jax.random.key(seed), paper_simulator(sigma)
+    if network == "amortised":
+        settings = amortised.Settings(num_steps)
+        guide = amortised.fit(constellation, key, simulator, settings, path, report)
+        amortised.save_guide(path, guide, settings, about)
+        return
+    kind, (train_key, init_key) = VARIANTS[variant], jax.random.split(key)
+    start = Ccae(kind.width, kind.num_layers, init_key)
+    optimizer, plan = kind.optimizer(num_steps), kind.plan(num_steps)
+    trained, _ = training.train(
+        start, ccae.loss, simulator, optimizer, plan, train_key, path=path, report=report
+    )
+    draws = simulator(init_key, SCENES_TO_NAME)
+    objects = ccae.objects_of_capsules(trained, draws, np.asarray(PARTS.owner))
+    header = {"kind": "ccae", "variant": variant, "objects": objects.tolist(), "steps": num_steps}
+    training.save(path, header | about, trained)
+
+
+@method
+def run_ccae(
+    program: Program,
+    scene: Scene,
+    rng_key: Array,
+    *,
+    weights: str | None = None,
+    progress_bar: bool | Report = False,
+) -> Result:
+    """The capsule of each point; CCAE does not know the program, and its poses are its own."""
+    scenes, owner = scene.batch(), np.asarray(PARTS.owner)
+    if scenes.present.shape[1] != len(owner):
+        raise InputError(
+            f"CCAE is trained on scenes of {len(owner)} rows, two squares and a triangle, got "
+            f"{scenes.present.shape[1]}; leave --shapes and --clutter out"
+        )
+    network, objects = _ccae(*_named(weights, "ccae"))
+    mass, pose = ccae.read_out(network, scenes)
+    of_object = np.zeros_like(mass)
+    of_object[..., objects] = mass
+    match_probs = of_object[..., owner] / np.bincount(owner)[owner]
+    match_probs = np.where(scenes.present[..., None], match_probs, 1 / len(owner))
+    count = len(mass)
+    reporter(progress_bar)(count, count)
+    return Result(
+        method="ccae",
+        scene=scenes,
+        match_probs=match_probs,
+        pose_mean=pose[:, np.argsort(objects)],
+        pose_covariance=np.zeros((*pose.shape, pose.shape[-1])),
+        labels=np.where(scenes.present, of_object.argmax(axis=-1), -1),
+        owner=owner,
+        converged=np.ones(count, bool),
+        steps=np.ones(count, int),
+    )
+
+
+def run_amortised(
+    program: Program,
+    scene: Scene,
+    rng_key: Array,
+    *,
+    weights: str | None = None,
+    progress_bar: bool | Report = False,
+) -> Result:
+    """The amortised guide in a file, alone."""
+    guide = _guide(*_named(weights, "amortised"))
+    return amortised_inference.run(
+        program, scene, rng_key, match_logits=guide.match_logits, progress_bar=progress_bar
+    )
+
+
+def _named(weights: str | None, network: str) -> tuple[Path, float]:
+    """The file, and when it was written: so that a new one is read."""
+    if weights is None:
+        raise InputError(
+            f"the method {network} requires trained weights, got none; give --weights FILE, made "
+            f"by `capsules train {network}`"
+        )
+    path = Path(weights)
+    training.read_header(path, network)
+    return path, path.stat().st_mtime
+
+
+@functools.lru_cache(maxsize=8)
+def _guide(path: Path, written: float) -> AmortisedGuide:
+    return amortised.load_guide(path)
+
+
+@functools.lru_cache(maxsize=8)
+def _ccae(path: Path, written: float) -> tuple[Ccae, Float[np.ndarray, " K"]]:
+    header = training.read_header(path, "ccae")
+    variant = VARIANTS[header["variant"]]
+    like = Ccae(variant.width, variant.num_layers, jax.random.key(0))
+    return training.load(path, like), np.array(header["objects"])

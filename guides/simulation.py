@@ -1,0 +1,80 @@
+"""Scenes with their matches, drawn from a program: what a network learns inference from."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.handlers import seed, trace
+
+from models.errors import InputError
+from models.numerics.arrays import AnyArray
+from models.program.reading import Program
+
+SPARE = 1.25
+"""Scenes that are drawn for each that is wanted: some have no points."""
+
+
+class Draws(NamedTuple):
+    """Scenes whose matches are known."""
+
+    points: Float[AnyArray, "scenes N d"]
+    present: Bool[AnyArray, "scenes N"]
+    part: Int[AnyArray, "scenes N"]
+    """The part that each point is; of rows that are absent it means nothing."""
+
+    def take(self, which: Any) -> "Draws":
+        return Draws(*(field[which] for field in self))
+
+
+Simulator = Callable[[Array, int], Draws]
+"""From a random key and a number of scenes, so many of them; none is empty."""
+
+
+@functools.lru_cache(maxsize=8)  # compiled once for each program
+def simulator_of(program: Program) -> Simulator:
+    """A function that draws from a program.
+
+    Where the program says nothing of how many points there are, every number is as probable as any
+    other, and which of the parts are seen is left to chance.
+    """
+
+    def draw_one(rng_key: Array) -> tuple[Array, Array, Array]:
+        sites = trace(seed(program, rng_key)).get_trace()
+        likelihood = sites["points"]["fn"]
+        seen = likelihood.seen.any(axis=-1)
+        return sites["points"]["value"], seen, sites["match"]["value"].argmax(axis=-1)
+
+    draw_many = jax.jit(jax.vmap(draw_one))
+
+    def simulate(rng_key: Array, count: int) -> Draws:
+        draw_key, number_key = jax.random.split(rng_key)
+        drawn = draw_many(jax.random.split(draw_key, int(SPARE * count)))
+        draws = Draws(*(np.asarray(x) for x in drawn))
+        if draws.present.all():
+            rows = draws.present.shape[1]
+            number = jax.random.randint(number_key, (len(draws.present), 1), 1, rows + 1)
+            draws = draws._replace(present=np.arange(rows) < np.asarray(number))
+        return some(draws, count)
+
+    return simulate
+
+
+def some(draws: Draws, count: int) -> Draws:
+    """So many scenes that are not empty; repeated if there are too few."""
+    full = np.flatnonzero(draws.present.any(axis=1))
+    if not len(full):
+        raise InputError(
+            f"none of {len(draws.present)} scenes drawn from the program has a point; raise the "
+            "probability of objects to be there"
+        )
+    return draws.take(np.resize(full, count))
+
+
+def as_arrays(draws: Draws) -> Draws:
+    """For a network: 32-bit numbers, zero in absent rows."""
+    points = jnp.asarray(np.where(draws.present[..., None], draws.points, 0.0), jnp.float32)
+    return Draws(points, jnp.asarray(draws.present), jnp.asarray(draws.part, jnp.int32))

@@ -1,0 +1,183 @@
+"""Training a network: steps that a key decides, checkpoints, and files of weights.
+
+A step depends on the key, its number and the weights alone. So a run that was killed goes on from
+its checkpoint and ends in the same weights as one that was not.
+"""
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from guides.simulation import Draws, Simulator, as_arrays
+from models.errors import InputError
+
+SAVED_EVERY = 500
+"""Steps between checkpoints."""
+
+REPORTED_EVERY = 10
+
+Network = TypeVar("Network", bound=eqx.Module)
+Loss = Callable[[Any, Draws, Array], Float[Array, ""]]
+"""Of a network, a batch of draws, and a key."""
+Report = Callable[[int, int], None]
+"""Called with (steps done, steps in all) now and then."""
+
+
+def silent(done: int, total: int) -> None:
+    """Report nothing."""
+
+
+class Plan(NamedTuple):
+    """How long and in which steps to train."""
+
+    num_steps: int
+    batch_size: int = 64
+    batches_in_a_draw: int = 150
+    """Batches that are drawn at once."""
+
+
+def train(
+    network: Network,
+    loss: Loss,
+    simulator: Simulator,
+    optimizer: optax.GradientTransformation,
+    plan: Plan,
+    rng_key: Array,
+    *,
+    path: Path | None = None,
+    report: Report = silent,
+) -> tuple[Network, Float[np.ndarray, " steps"]]:
+    """Minimise the mean loss over draws of a simulator; returns the network and each step's loss.
+
+    Args:
+        path: the file that the weights will be in. Beside it is a checkpoint while training lasts,
+            to go on from after a kill.
+    """
+    weights, rest = eqx.partition(network, eqx.is_array)
+    losses = jnp.zeros(plan.num_steps, jnp.float32)
+    state = (weights, optimizer.init(weights), losses)
+    mark = {"plan": plan._asdict(), "key": np.asarray(jax.random.key_data(rng_key)).tolist()}
+    checkpoint = None if path is None else path.with_suffix(".checkpoint")
+    state, first = _resumed(checkpoint, state, mark)
+    draw_key, loss_key = jax.random.split(rng_key)
+
+    @jax.jit
+    def step(state: Any, batch: Draws, i: Array) -> Any:
+        weights, memory, losses = state
+
+        def mean_loss(weights: Any) -> Float[Array, ""]:
+            return loss(eqx.combine(weights, rest), batch, jax.random.fold_in(loss_key, i))
+
+        value, gradient = jax.value_and_grad(mean_loss)(weights)
+        change, memory = optimizer.update(gradient, memory, weights)
+        return optax.apply_updates(weights, change), memory, losses.at[i].set(value)
+
+    drawn, number = None, -1
+    for i in range(first, plan.num_steps):
+        if i // plan.batches_in_a_draw != number:
+            number = i // plan.batches_in_a_draw
+            scenes = plan.batch_size * plan.batches_in_a_draw
+            drawn = simulator(jax.random.fold_in(draw_key, number), scenes)
+        place = (i % plan.batches_in_a_draw) * plan.batch_size
+        assert drawn is not None
+        batch = as_arrays(drawn.take(slice(place, place + plan.batch_size)))
+        state = step(state, batch, jnp.asarray(i))
+        if (i + 1) % REPORTED_EVERY == 0 or i + 1 == plan.num_steps:
+            jax.block_until_ready(state[2])
+            report(i + 1, plan.num_steps)
+        if checkpoint is not None and (i + 1) % SAVED_EVERY == 0 and i + 1 < plan.num_steps:
+            save(checkpoint, mark | {"step": i + 1}, state)
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    weights, _, losses = state
+    return eqx.combine(weights, rest), np.asarray(losses)
+
+
+def _resumed(checkpoint: Path | None, state: Any, mark: dict[str, Any]) -> tuple[Any, int]:
+    """The state to begin with, and the number of its next step."""
+    if checkpoint is None or not checkpoint.exists():
+        return state, 0
+    header = read_header(checkpoint)
+    if {name: header.get(name) for name in mark} != mark:
+        return state, 0
+    return load(checkpoint, state), int(header["step"])
+
+
+def checked_steps(num_steps: int) -> int:
+    """The number of steps, if there are any."""
+    if num_steps < 1:
+        raise InputError(f"the number of training steps must be 1 or more, got {num_steps}")
+    return num_steps
+
+
+def save(path: Path, header: dict[str, Any], tree: Any) -> None:
+    """Write a line of JSON and the arrays of a tree; the file appears whole or not at all."""
+    with _whole_file(path) as file:
+        file.write(json.dumps(header).encode() + b"\n")
+        eqx.tree_serialise_leaves(file, tree)
+
+
+def read_header(path: Path, kind: str | None = None) -> dict[str, Any]:
+    """What a file of weights says of itself.
+
+    Args:
+        kind: of network that it must be of.
+    """
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it does not begin with a line of JSON"
+        raise InputError(
+            f"{path} is not a readable file of weights ({reason}); make one with `capsules train`"
+        ) from error
+    found = header.get("kind") if isinstance(header, dict) else None
+    if kind is not None and found != kind:
+        raise InputError(
+            f"{path} has the weights of {found!r}, but those of {kind!r} are required; make them "
+            f"with `capsules train {kind}`"
+        )
+    return header
+
+
+def load(path: Path, like: Any) -> Any:
+    """The arrays of a file as a tree like the given one."""
+    try:
+        with path.open("rb") as file:
+            file.readline()
+            return eqx.tree_deserialise_leaves(file, like)
+    except (OSError, ValueError, EOFError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"the weights in {path} cannot be used ({str(error).splitlines()[0]}); remove the file "
+            "and train again"
+        ) from error
+
+
+@contextlib.contextmanager
+def _whole_file(path: Path) -> Any:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    file: BinaryIO
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, path)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path} ({os.strerror(error.errno or errno.EIO)}); choose a folder that "
+            "is writable"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -1,0 +1,113 @@
+"""Amortised inference: q(Z) from a trained network in one pass, and the best q(Y) given it.
+
+A network's match probabilities are a q(Z) like any other: with the poses that follow from them in
+closed form (eqs. Lambda_k and mu_k) it has an ELBO, and importance weights say how good it is.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from guides import meanfield
+from guides.projections import PROJECTIONS
+from inference.conditions import solve as conditions
+from inference.conditions.problem import Problem
+from inference.method import Report, method, reporter
+from inference.result import Result, partition
+from models.distributions.match import MixtureMatch
+from models.program.batches import Skeleton
+from models.program.reading import LinearGaussianModel, Program
+from models.scenes import Scene
+
+Logits = Callable[[Scene], Float[np.ndarray, "scenes N N"]]
+"""From a batch of scenes to match logits, as `guides.amortised.AmortisedGuide.match_logits`."""
+
+ROUNDS = 3
+"""Updates of the poses and of an unknown precision, which depend on each other."""
+
+
+@method
+def run(
+    program: Program,
+    scene: Scene,
+    rng_key: Array,
+    *,
+    match_logits: Logits,
+    progress_bar: bool | Report = False,
+) -> Result:
+    """Read the match of one scene, or of each of a batch, off a network.
+
+    Args:
+        program: as for coordinate ascent; pairs that its match prior forbids get no probability.
+        rng_key: not used, nothing is random here.
+        match_logits: of a guide that was trained for this program (`guides.amortised.amortise`).
+    """
+    result = conditions.solve(
+        program,
+        scene.batch(),
+        lambda problem: at_logits(problem, match_logits(problem.scenes)),
+        or_bound=True,
+    )
+    reporter(progress_bar)(len(result), len(result))
+    return result
+
+
+def at_logits(problem: Problem, logits: Float[np.ndarray, "scenes N N"]) -> Result:
+    """The result whose match probabilities are the projection of some logits."""
+    name = "softmax" if problem.skeleton.match_family is MixtureMatch else "sinkhorn"
+    fit = _fitter(problem.skeleton, name)
+    fitted = fit(problem.reading.model, jnp.moveaxis(jnp.asarray(logits), 0, -1))
+    match_probs, mean, covariance, elbo, error = (np.asarray(x) for x in fitted)
+    match_probs = np.moveaxis(match_probs, -1, 0)
+    constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
+    return Result(
+        method="amortised",
+        scene=problem.scenes,
+        match_probs=match_probs,
+        pose_mean=np.moveaxis(mean, (0, 1, 2), (2, 1, 0)),
+        pose_covariance=np.moveaxis(covariance, (2, 3), (1, 0)),
+        labels=partition(match_probs, problem.owner, problem.scenes.present),
+        owner=problem.owner,
+        converged=error < 1e-6,
+        steps=np.ones(len(elbo), int),
+        elbo=elbo + constant,
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _fitter(skeleton: Skeleton, projection_name: str) -> Callable[..., Any]:
+    """Compiled once for each skeleton of a program."""
+    owner, projection = np.array(skeleton.owner), PROJECTIONS[projection_name]
+
+    @jax.jit
+    def fit(model: LinearGaussianModel, logits: Float[Array, "N N scenes"]) -> tuple[Array, ...]:
+        allowed = jnp.isfinite(model.match_logits)
+        projected = projection.cold(jnp.where(allowed, logits, -jnp.inf), 1e-9)
+        match_probs, beta = projected.match_probs, jnp.ones(logits.shape[-1])
+        precision, part_probs = meanfield.fixed_precision(model, beta), None
+        if model.part_prior is not None:
+            part_probs = meanfield.update_part_probs(model, match_probs)
+        for _ in range(1 if model.precision_prior is None else ROUNDS):
+            pose = meanfield.update_pose(model, owner, match_probs, precision)
+            energy = meanfield.expected_energy(model, owner, pose)
+            if model.precision_prior is not None:
+                precision = meanfield.update_precision(model, match_probs, energy, beta)
+        log_likelihood = meanfield.expected_log_likelihood(model, energy, precision)
+        terms = meanfield.elbo_terms(
+            model,
+            match_probs,
+            projected.entropy,
+            jnp.zeros(()),
+            pose,
+            log_likelihood,
+            precision,
+            part_probs,
+        )
+        return match_probs, pose.mean, pose.covariance, terms.elbo, projected.error
+
+    return fit

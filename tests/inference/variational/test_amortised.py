@@ -1,0 +1,85 @@
+"""Amortised inference: its ELBO, its use as a start of ds and as a proposal of importance."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from inference import cavi, exact
+from inference.diagnostics.importance import importance
+from inference.variational import amortised
+from models.constellation import presence_constellation
+from models.scenes import Scene
+from tests.inference.two_triangles import PARTS, POSES, PROGRAM, SCENE, scene_at
+
+pytestmark = pytest.mark.long
+
+NEAREST = np.asarray(PARTS.predict(POSES))
+
+
+def truth(scenes):
+    """Logits of what is known here: each point is the part that it lies at."""
+    apart = np.linalg.norm(np.asarray(scenes.points)[:, :, None] - NEAREST, axis=-1)
+    logits = -((apart / 0.05) ** 2)
+    return np.where(scenes.present[..., None], logits, 0.0)
+
+
+def unsure(scenes):
+    return 0.3 * truth(scenes)
+
+
+@functools.cache
+def results():
+    key = jax.random.key(0)
+    return {
+        "ds": cavi.run(PROGRAM, SCENE, key, num_restarts=8),
+        "exact": exact.run(PROGRAM, SCENE),
+        "amortised": amortised.run(PROGRAM, SCENE, key, match_logits=truth),
+        "started": cavi.run(PROGRAM, SCENE, key, init_strategy=truth, num_restarts=1),
+    }
+
+
+def test_at_the_right_match_it_is_what_coordinate_ascent_ends_in():
+    found, best = results()["amortised"], results()["ds"]
+    assert found.elbo is not None and best.elbo is not None
+    assert best.elbo - 0.1 < found.elbo < best.elbo + 1e-3
+    np.testing.assert_array_equal(found.labels, PARTS.owner[found.match_probs.argmax(axis=1)])
+    np.testing.assert_allclose(found.pose_mean, POSES, atol=0.1)
+
+
+def test_its_elbo_is_below_the_evidence_and_falls_with_a_worse_match():
+    worse = amortised.run(PROGRAM, SCENE, jax.random.key(0), match_logits=lambda s: 0.0 * truth(s))
+    evidence, elbo = results()["exact"].log_evidence, results()["amortised"].elbo
+    assert evidence is not None and worse.elbo is not None
+    assert worse.elbo < elbo < evidence
+
+
+def test_coordinate_ascent_begins_with_it():
+    started, best = results()["started"], results()["ds"]
+    np.testing.assert_allclose(started.elbo, best.elbo, atol=1e-2)
+    np.testing.assert_allclose(started.pose_mean, POSES, atol=0.1)  # and not their images
+
+
+def test_further_runs_begin_with_draws():
+    both = cavi.run(PROGRAM, SCENE, jax.random.key(0), init_strategy=unsure, num_restarts=3)
+    assert both.elbo is not None and both.elbo >= results()["started"].elbo - 1e-2
+
+
+def test_importance_weights_take_it_as_a_proposal():
+    trust = importance(PROGRAM, results()["amortised"], jax.random.key(1), 500)
+    assert trust.pareto_k < 0.7
+    evidence = results()["exact"].log_evidence
+    assert abs(trust.log_evidence - evidence) < 5 * trust.standard_error + 0.05
+
+
+def test_a_batch_of_any_numbers_of_points_and_unknown_presence():
+    program = functools.partial(presence_constellation, parts=PARTS, precision=1e3)
+    scenes = [scene_at(POSES, seed=0), scene_at(POSES, seed=1, rows=range(3))]
+    batch = Scene(np.stack([s.points for s in scenes]), np.stack([s.present for s in scenes]))
+    result = amortised.run(program, batch, jax.random.key(0), match_logits=truth)
+    nearest = np.asarray(PARTS.owner)[truth(batch).argmax(axis=2)]
+    np.testing.assert_array_equal(result.labels, np.where(batch.present, nearest, -1))
+    np.testing.assert_allclose(result.details["presence"][0], 1)
+    assert result.details["presence"][1, 0] > 0.99 > 0.01 > result.details["presence"][1, 1]
+    assert np.isfinite(result.elbo).all()
