@@ -17,6 +17,9 @@ from inference.proposals import exhaustive, likely
 from inference.proposals.parses import NUM_PARSES, Parses, Pass
 from models.program.batches import Reading
 
+WIDTHS = (1, 8, 64)
+"""Scenes that are searched together: few numbers, as each is compiled."""
+
 CLOSE = 10.0
 """Nats that a parse may be behind the best one and still be worth a run."""
 
@@ -85,7 +88,7 @@ def _in_blocks(one: Pass, some: Int[np.ndarray, " some"]) -> Parses:
     """
     group = one.group[some]
     members = [np.flatnonzero(group == g) for g in np.unique(group)]
-    width = min(one.block, len(one.group))
+    width = min(one.block, next((w for w in WIDTHS if w >= len(one.group)), WIDTHS[-1]))
     blocks = [own[i : i + width] for own in members for i in range(0, len(own), width)]
 
     def search(places: Int[np.ndarray, " places"]) -> Parses:
