@@ -17,7 +17,7 @@ from jaxtyping import Int
 from capsules.files.paths import whole_file
 from capsules.files.scenes import SceneFile
 from capsules.methods import infer
-from capsules.store import Entry, Store, sealed
+from capsules.store import Entry, Store, digest, sealed
 from inference.method import Report
 from inference.result import Result
 from models.scenes import Scene
@@ -137,8 +137,10 @@ class Work:
 
     def _entry(self, store: Store, block: int) -> Entry:
         numbers, (method, seed, settings, _) = self.numbers_of(block), self.job
-        data = {"file": self.file.digest, "scenes": numbers.tolist()}
+        data: dict[str, Any] = {"file": self.file.digest, "scenes": numbers.tolist()}
         asked: dict[str, Any] = {"method": method, "seed": seed, "settings": dict(settings)}
+        if "weights" in settings:  # a file, whose name says nothing of what is in it
+            data["weights"] = digest(np.fromfile(settings["weights"], np.uint8))
         return store.entry(f"part-{block:06d}", block=block, **asked, **data)
 
 

@@ -25,7 +25,7 @@ from models.errors import InputError
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-CONNECT_SECONDS = 10
+CONNECT_SECONDS = 5
 """How long a scheduler may take to answer."""
 
 AHEAD = 64

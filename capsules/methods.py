@@ -4,6 +4,7 @@ Each takes the program itself. A new method is one line in `METHODS`, a new prio
 """
 
 import functools
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -125,7 +126,7 @@ BASELINES: dict[str, Method] = {
 TRAINED = ("ccae", "amortised")
 """Methods that require weights, made by `capsules train`."""
 
-EVERY_METHOD = METHODS | BASELINES
+EVERY_METHOD = ChainMap(METHODS, BASELINES)
 
 PRIORS: dict[str, Callable[..., Any]] = {
     "uniform": constellation,

@@ -91,7 +91,7 @@ def test_workers_with_another_source_are_refused(work, client, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["nothing is there", "nothing is said", "no address"])
 def test_a_scheduler_that_does_not_answer_is_a_sentence(path, tmp_path, monkeypatch, kind):
-    assert cluster.CONNECT_SECONDS <= 10
+    assert cluster.CONNECT_SECONDS <= 5
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -163,7 +163,7 @@ def npy(array):
 # --- text ---------------------------------------------------------------------------------------
 
 numbers = st.floats(-1e3, 1e3).map(repr) | st.integers(-99, 99).map(str) | st.just("+.5E-1")
-wrong_numbers = ["", "O.1", "1_0", "0x1", "1,5", "١", "1 2", "--1", "e5", ".", "1e", '"', "\0"]
+wrong_numbers = ["", "O.1", "1_0", "0x1", "1;5", "١", "1 2", "--1", "e5", ".", "1e", '"', "\0"]
 NAMES = ["x", "y_1", "Länge", "X"]
 names = st.sampled_from(NAMES)
 

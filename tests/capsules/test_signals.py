@@ -53,12 +53,12 @@ COMMANDS = {
     "infer": ["infer", "in/scenes.npz", "--all", "--method", "ransac", "--out", "out"],
     "reproduce": ["reproduce", "table1", "--methods", "ransac", "--draws", "40", "--out", "out"],
     "film": ["film", "in/scenes.npz", "--out", "fit.gif"],
-    "demo": ["demo", "--scenes", "in/scenes.npz", "--out", "demo.svg"],
+    "demo": ["demo", "--scenes", "in/scenes.npz", "--out", "demo.png"],
 }
 
 
 def start(folder, command):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "SOURCE_DATE_EPOCH": "0"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment |= {"TMPDIR": str(folder), "XDG_CACHE_HOME": str(folder.parent / "cache")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", DRIVER, *COMMANDS[command]]
