@@ -5,6 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 from guides import training
@@ -22,6 +24,8 @@ from guides.amortised import (
 from guides.simulation import Draws, as_arrays, simulator_of, some
 from guides.symmetries import find
 from models.constellation import constellation, presence_constellation
+from models.distributions.likelihood import MatchedParts
+from models.distributions.match import PermutationMatch
 from models.errors import InputError
 from models.scenes import Scene
 from models.templates import shapes, stack, with_clutter
@@ -144,6 +148,32 @@ def test_an_edited_prior_trains_again_and_says_so(tmp_path):
     amortise(edited, KEY, tmp_path, **options)
     assert steps and "has 1 trained guides, but none of this program" in said[0]
     assert len(list(tmp_path.glob("*.eqx"))) == 2
+
+
+def upright_program(size):
+    """A triangle of about that size that stands nearly upright."""
+
+    def program(points=None, present=None):
+        mean, spread = jnp.array([0.0, 0.0, size, 0.0]), 0.1 * size
+        with numpyro.plate("object", 1):
+            pose = numpyro.sample("pose", dist.MultivariateNormal(mean, spread**2 * jnp.eye(4)))
+        match = numpyro.sample("match", PermutationMatch(jnp.zeros((3, 3))))
+        likelihood = MatchedParts(match, pose, PARTS, precision=1e4, present=present)
+        return numpyro.sample("points", likelihood, obs=points)
+
+    return program
+
+
+def test_an_edited_scale_of_poses_is_better_learnt_from_its_own_scenes(tmp_path):
+    said, settings = [], TINY._replace(num_steps=100, learning_rate=2e-2)
+    large, small = upright_program(2.0), upright_program(0.2)
+    guides = [
+        amortise(p, KEY, tmp_path, settings=settings, say=said.append) for p in (large, small)
+    ]
+    assert len(said) == 1
+    draws = as_arrays(simulator_of(small)(jax.random.key(5), 200))
+    old, new = (float(orbit_loss(find(small))(guide, draws, KEY)) for guide in guides)
+    assert new < 0.5 * old
 
 
 def test_the_digest_knows_parts_priors_and_settings():

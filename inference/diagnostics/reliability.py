@@ -1,0 +1,51 @@
+"""Reliability: of what is said to have probability p, how much happens?"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from inference.result import Result
+from models.errors import InputError
+
+
+class Reliability(NamedTuple):
+    """Probabilities by bins: what was said, what happened, and how often it was said."""
+
+    said: Float[np.ndarray, " bins"]
+    happened: Float[np.ndarray, " bins"]
+    count: Int[np.ndarray, " bins"]
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: |said - happened|, averaged over all that was said."""
+        return float(np.sum(np.abs(self.said - self.happened) * self.count) / np.sum(self.count))
+
+
+def reliability(
+    probs: Float[np.ndarray, " events"], happened: Bool[np.ndarray, " events"], bins: int = 10
+) -> Reliability:
+    """Events in bins of equal width by their probability; bins without any are left out."""
+    place = np.minimum((probs * bins).astype(int), bins - 1)
+    count = np.bincount(place, minlength=bins)
+    sums = (np.bincount(place, weights=x, minlength=bins) for x in (probs, happened))
+    said, right = (total[count > 0] / count[count > 0] for total in sums)
+    return Reliability(said, right, count[count > 0])
+
+
+def pairs_together(
+    result: Result,
+) -> tuple[Float[np.ndarray, " pairs"], Bool[np.ndarray, " pairs"]]:
+    """For each pair of points of each scene the probability of one object, and whether it is so.
+
+    What names identical objects have, or which corner of a square is the first, does not change it.
+    """
+    if result.scene.object is None:
+        raise InputError("the scenes have no `object`, so there is no truth to compare with")
+    match_probs = result.match_probs if result.is_batch else result.match_probs[None]
+    mass = match_probs @ np.eye(result.owner.max() + 1)[result.owner]
+    truth, present = (np.atleast_2d(x) for x in (result.scene.object, result.scene.present))
+    first, second = np.triu_indices(present.shape[1], 1)
+    both = present[:, first] & present[:, second]
+    probs = np.einsum("spk,spk->sp", mass[:, first], mass[:, second])
+    return np.clip(probs[both], 0.0, 1.0), (truth[:, first] == truth[:, second])[both]
