@@ -27,7 +27,7 @@ from guides.symmetries import Symmetries, find, likelihood_of_program
 from guides.training import Plan, Report
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
-from models.numerics.sinkhorn import log_sinkhorn
+from models.numerics.sinkhorn import scale
 from models.program.reading import Program, trace_sites
 from models.scenes import Layout, Scene
 
@@ -35,6 +35,9 @@ VERSION = 1
 """To be raised where a change of the code makes stored weights stale."""
 
 KIND = "amortised"
+
+TOLERANCE = 1e-9
+"""Of the sums of columns."""
 
 BLOCK = 2048
 """Scenes that go through the network at a time."""
@@ -106,7 +109,7 @@ def _logits(guide: AmortisedGuide, points: Array, present: Array) -> Array:
 @eqx.filter_jit
 def _probs(guide: AmortisedGuide, points: Array, present: Array) -> Array:
     logits = jax.vmap(guide)(points, present).astype(float)
-    return jnp.exp(log_sinkhorn(logits))
+    return jnp.moveaxis(scale(jnp.moveaxis(logits, 0, -1), TOLERANCE).matrix, -1, 0)
 
 
 class Settings(NamedTuple):

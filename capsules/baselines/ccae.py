@@ -44,11 +44,9 @@ class Variant(NamedTuple):
         return Plan(num_steps, self.batch_size)
 
     def optimizer(self, num_steps: int) -> optax.GradientTransformation:
-        if self.is_published:
-            return optax.rmsprop(
-                1e-4, decay=0.9, eps=1e-2 / self.batch_size**2, initial_scale=1.0, momentum=0.9
-            )
-        return optax.adam(optax.cosine_decay_schedule(1e-3, num_steps))
+        rate = 1e-4 if self.is_published else optax.cosine_decay_schedule(3e-4, num_steps)
+        epsilon = 1e-2 / self.batch_size**2
+        return optax.rmsprop(rate, decay=0.9, eps=epsilon, initial_scale=1.0, momentum=0.9)
 
 
 VARIANTS = {"published": Variant(128, 4, 32, True), "small": Variant(64, 3, 64, False)}

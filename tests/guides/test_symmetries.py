@@ -54,6 +54,7 @@ def test_a_way_lays_each_part_where_another_was():
         )
 
 
+@pytest.mark.long
 def test_slots_for_clutter_are_alike():
     program = functools.partial(presence_constellation, parts=with_clutter(TRIANGLES, 3))
     assert find(program).order == 2 * 6

@@ -73,6 +73,7 @@ def test_importance_weights_take_it_as_a_proposal():
     assert abs(trust.log_evidence - evidence) < 5 * trust.standard_error + 0.05
 
 
+@pytest.mark.slow
 def test_a_batch_of_any_numbers_of_points_and_unknown_presence():
     program = functools.partial(presence_constellation, parts=PARTS, precision=1e3)
     scenes = [scene_at(POSES, seed=0), scene_at(POSES, seed=1, rows=range(3))]
