@@ -14,12 +14,12 @@ class Reliability(NamedTuple):
 
     said: Float[np.ndarray, " bins"]
     happened: Float[np.ndarray, " bins"]
-    count: Int[np.ndarray, " bins"]
+    events: Int[np.ndarray, " bins"]
 
     @property
     def error(self) -> float:
         """The expected calibration error: |said - happened|, averaged over all that was said."""
-        return float(np.sum(np.abs(self.said - self.happened) * self.count) / np.sum(self.count))
+        return float(np.sum(np.abs(self.said - self.happened) * self.events) / np.sum(self.events))
 
 
 def reliability(

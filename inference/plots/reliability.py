@@ -21,7 +21,7 @@ def plot_reliability(found: Mapping[str, Reliability]) -> Figure:
         for colour, marker, (name, one) in zip(COLOURS, MARKERS, found.items(), strict=False):
             label = f"{name} (error {one.error:.3f})"
             axes.plot(one.said, one.happened, color=colour, linewidth=1.2, label=label)
-            size = 20 + 120 * one.count / one.count.max()
+            size = 20 + 120 * one.events / one.events.max()
             axes.scatter(one.said, one.happened, size, color=colour, marker=marker, alpha=0.7)
         axes.set_xlabel("probability that two points are of one object")
         axes.set_ylabel("share that is")

@@ -15,7 +15,7 @@ def test_bins_are_those_counted_by_hand():
     found = reliability(probs, np.array([False, True, False, True, True]))
     np.testing.assert_allclose(found.said, [0.05, 0.16, 0.975])
     np.testing.assert_allclose(found.happened, [0, 0.5, 1])
-    np.testing.assert_array_equal(found.count, [1, 2, 2])
+    np.testing.assert_array_equal(found.events, [1, 2, 2])
     assert found.error == pytest.approx((0.05 + 2 * 0.34 + 2 * 0.025) / 5)
 
 
