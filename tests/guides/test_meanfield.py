@@ -287,7 +287,7 @@ def _states(projection_name, skeleton):
     @jax.jit
     def states(model, keys, beta):
         def start(model, key):
-            return starts.uniform(key, model, structure, 1.0, 1.0).weights
+            return starts.uniform(key, model, 1.0).weights
 
         weights = map_scenes(start, model, keys, axis=-1)
         first = ascent.begin(model, projection, Start(weights, beta))
