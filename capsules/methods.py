@@ -126,7 +126,7 @@ BASELINES: dict[str, Method] = {
 TRAINED = ("ccae", "amortised")
 """Methods that require weights, made by `capsules train`."""
 
-EVERY_METHOD = ChainMap(METHODS, BASELINES)
+EVERY_METHOD = ChainMap(BASELINES, METHODS)  # which lists METHODS first
 
 PRIORS: dict[str, Callable[..., Any]] = {
     "uniform": constellation,

@@ -309,9 +309,9 @@ def test_a_preset_says_the_options_and_a_call_goes_before_it(monkeypatch):
 
     monkeypatch.setitem(METHODS, "ds", METHODS["ds"]._replace(run=fake))
     infer("ds", SCENES, preset="paper")
-    assert given == {"init_strategy": "uniform", "num_restarts": 5, "confirmations": None}
+    assert given == {"init_strategy": "uniform", "num_restarts": 5}
     infer("ds", SCENES, preset="paper", num_restarts=7)
-    assert given == {"init_strategy": "uniform", "num_restarts": 7, "confirmations": None}
+    assert given == {"init_strategy": "uniform", "num_restarts": 7}
     assert program_of("gmm", preset="published").func is published_mixture
 
 

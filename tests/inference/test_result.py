@@ -29,7 +29,7 @@ def make_result(**options):
 
 
 def test_the_status_of_a_batch():
-    assert make_result().status == "ds: 1 of 2 scenes converged, ELBO -2.000 on average"
+    assert make_result().status == "ds: 1 of 2 scenes converged, ELBO -2.000 ± 1 on average"
     assert make_result(elbo=None).status == "ds: 1 of 2 scenes converged"
 
 

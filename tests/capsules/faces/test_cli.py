@@ -93,7 +93,7 @@ def test_a_bad_folder_of_images_is_explained(tmp_path, folder, spoil, command):
     [
         (["--faces", 0], "wanted 1 to 12 faces"),
         (["--faces", 13], "wanted 1 to 12 faces"),
-        (["--seed", -1], "a seed of 0 or more"),
+        (["--seed", -1], "the seed must be 0 or more"),
         (["--out", "scene.jpg"], r"should end in \.png"),
     ],
 )

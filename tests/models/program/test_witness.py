@@ -40,7 +40,7 @@ def counting(program):
     "run", [exact.run, partial(cavi.run, rng_key=jax.random.key(0))], ids=["exact", "ds"]
 )
 @pytest.mark.parametrize(
-    ("program", "first", "again"), [(constellation, 3, 1), (presence_constellation, 4, 2)]
+    ("program", "first", "again"), [(constellation, 3, 1), (presence_constellation, 4, 3)]
 )
 def test_a_call_traces_the_program_four_times_at_most(run, program, first, again):
     counted, calls = counting(program)
