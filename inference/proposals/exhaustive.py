@@ -30,7 +30,7 @@ from inference.proposals.parses import (
     odds,
     with_points,
 )
-from inference.proposals.plan import make_plan
+from inference.proposals.plan import twins
 from models.numerics.arrays import AnyArray
 from models.program.batches import Reading, Skeleton
 from models.program.reading import LinearGaussianModel
@@ -82,7 +82,7 @@ def passes(
 ) -> Iterator[Pass]:
     """With the noise of the program or, for whole objects, with more and more of it."""
     model, states, skeleton = readings[0].model, with_points(readings), readings[0].skeleton
-    twin = tuple(make_plan(readings, log_prior).twin.tolist())
+    twin = tuple(twins(readings, log_prior).tolist())
     present = np.broadcast_to(model.seen.any(axis=1), (len(model.points), model.points.shape[-1]))
     order, size = points_first(present.T)
     for gate in GATES if whole else GATES[:1]:

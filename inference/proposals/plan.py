@@ -70,19 +70,7 @@ def make_plan(
     most = max(len(group) for group in groups)
     members = np.array([np.r_[g, np.repeat(g[0], most - len(g))] for g in groups])
     valid = np.arange(most) < np.array([len(g) for g in groups])[:, None]
-    kinds = [_same(reading, groups) for reading in readings]
-    kind_of = _firsts(len(groups), lambda j, k: all(same(j, k) for same in kinds))
-    twin = _firsts(
-        len(groups),
-        lambda j, k: (
-            kind_of[j] == kind_of[k]
-            and np.array_equal(log_prior[:, j], log_prior[:, k])
-            and all(
-                np.array_equal(*(reading.model.match_logits[:, groups[i]] for i in (j, k)))
-                for reading in readings
-            )
-        ),
-    )
+    kind_of = _kinds(readings)
     first, kind = np.unique(kind_of, return_inverse=True)
     fewest = min(-(-skeleton.pose_dim // skeleton.num_features), *(len(g) for g in groups))
     is_fixed = not any(r.varies.parts.F or r.varies.parts.feature_mask for r in readings)
@@ -97,7 +85,34 @@ def make_plan(
                 break
         listed.append(every)
     owner = np.array(skeleton.owner)
+    twin = twins(readings, log_prior)
     return Plan(owner, kind, first, twin, members, valid, fewest, _by_size(listed))
+
+
+def twins(
+    readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]
+) -> Int[np.ndarray, " K"]:
+    """For each object the first one that differs in nothing, the match prior included."""
+    groups, kind = readings[0].skeleton.parts, _kinds(readings)
+
+    def same(j: int, k: int) -> bool:
+        return (
+            kind[j] == kind[k]
+            and np.array_equal(log_prior[:, j], log_prior[:, k])
+            and all(
+                np.array_equal(*(reading.model.match_logits[:, groups[i]] for i in (j, k)))
+                for reading in readings
+            )
+        )
+
+    return _firsts(len(groups), same)
+
+
+def _kinds(readings: Sequence[Reading]) -> Int[np.ndarray, " K"]:
+    """For each object the first one with the same template and pose prior in every state."""
+    groups = readings[0].skeleton.parts
+    same = [_same(reading, groups) for reading in readings]
+    return _firsts(len(groups), lambda j, k: all(own(j, k) for own in same))
 
 
 def _by_size(listed: list[list[tuple[int, ...]]]) -> tuple[Bases, ...]:

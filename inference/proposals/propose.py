@@ -95,8 +95,9 @@ def _in_blocks(one: Pass, some: Int[np.ndarray, " some"]) -> Parses:
         found = one.search(some[np.resize(places, width)])
         return jax.tree.map(lambda x: np.array(x)[: len(places), :NUM_PARSES], found)
 
-    first = search(blocks[0])
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = [first, *pool.map(search, blocks[1:])]
+    found = [search(blocks[0])]
+    if len(blocks) > 1:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found += pool.map(search, blocks[1:])
     order = np.argsort(np.concatenate(blocks))
     return jax.tree.map(lambda *x: np.concatenate(x)[order], *found)

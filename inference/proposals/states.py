@@ -15,7 +15,7 @@ from numpyro.distributions import Distribution
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.solve import Conditions, Runs, Solve, mixed, refuse_impossible
 from inference.proposals.parses import Parses
-from inference.proposals.plan import make_plan
+from inference.proposals.plan import twins
 from inference.proposals.propose import CLOSE, propose
 from inference.result import Result
 from models.errors import ConjugacyError
@@ -59,7 +59,7 @@ def solve_likely_states(
     log_prior = np.stack([np.broadcast_to(prior.log_prob(x), prior.shape()) for x in support])
     readings = [reading.some(own) for own in each]
     parses = propose(readings, log_prior, whole=False)
-    twin = make_plan(readings, log_prior).twin
+    twin = twins(readings, log_prior)
     scene, flags, own = _with_swaps(*_by_state(parses), twin, reading.skeleton.parts)
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
