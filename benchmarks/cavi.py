@@ -67,7 +67,7 @@ def _step_time(scenes: Scene) -> float:
     """Seconds for one step of all runs, from random starts, averaged over the first steps."""
     tiled = scenes.take(np.tile(np.arange(NUM_SCENES), RESTARTS))
     reading = read_scenes(constellation, tiled)
-    runner = pool.engine(reading.skeleton, "sinkhorn", "uniform", Schedule())
+    runner = pool.engine(reading.skeleton, "sinkhorn", Schedule())
     keys = jax.random.split(jax.random.key(0), NUM_SCENES * RESTARTS)
     runs = runner.advance(runner.start(reading.model, keys))
     return best_time(lambda: runner.advance(runs)) / pool.SEGMENT

@@ -137,7 +137,7 @@ def by_size() -> Figures:
         points = np.random.default_rng(0).uniform(-1, 1, (width, size, 2))
         scenes = Scene(points, np.ones((width, size), bool))
         reading = read_scenes(program, scenes)
-        engine = pool.engine(reading.skeleton, "sinkhorn", "uniform", Schedule())
+        engine = pool.engine(reading.skeleton, "sinkhorn", Schedule())
         runs = engine.start(reading.model, jax.random.split(jax.random.key(0), width))
         seconds = best_time(functools.partial(engine.advance, runs), 2)
         times[f"us a step, {size} parts"] = 1e6 * seconds / pool.SEGMENT / width
