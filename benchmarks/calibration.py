@@ -18,7 +18,7 @@ from inference.diagnostics.calibration import calibrate
 from inference.plots.calibration import plot_calibration
 from inference.result import Result
 from models.constellation import constellation
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 from models.templates import shapes, stack
 

@@ -3,9 +3,9 @@
 Scenes have all of 3, 6, 12 or 24 objects without noise: square, triangle and square, then the six
 shapes in turn. "Occluded" ones lack each part with probability 0.1, at least three of each object
 being seen, of which the presence prior (visibility 0.9, precision 1e6) and RANSAC
-(`cover="partial"`) are told. Scenes are of a seed that nothing was chosen on. They are worked off
-in small batches (RANSAC one by one, as it pads batches) until a method has had its time on a size,
-so large scenes may be few; times are without compilation. The picture goes to
+(`cover="partial"`) are told. Scenes are of a seed that nothing was chosen on. They are
+processed in small batches (RANSAC one by one, because it pads batches) until the time for a method
+and a size is used up, so large scenes may be few; times exclude compilation. The picture goes to
 `docs/images/growing.png`.
 """
 
@@ -28,7 +28,7 @@ from inference import cavi, exact, ransac
 from inference.diagnostics.metrics import partition_metrics
 from inference.result import Result
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 from models.templates import SHAPES, shapes, stack
 

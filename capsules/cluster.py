@@ -57,7 +57,7 @@ def client_of(address: str | None, workers: int) -> Iterator["Client"]:
 
 
 def _check(address: str) -> None:
-    """Ask who is there: the client of Dask may wait for ever for one that says nothing."""
+    """Check that a Dask scheduler answers; the Dask client itself may wait indefinitely."""
     from distributed import rpc
     from distributed.security import Security
 

@@ -24,7 +24,7 @@ from inference.posterior.relabel import Frame, frame_of, match_probs, relabel, r
 from inference.posterior.symmetry import Symmetry
 from inference.result import Result
 from models.errors import ConjugacyError, InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
 EXACT_DRAWS = 4000

@@ -25,7 +25,7 @@ from models.constellation import (
     sized_constellation,
 )
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.program.witness import LARGEST
 from models.scenes import Scene, check_scene
 from models.templates import SHAPES, Parts, shapes, stack, with_clutter

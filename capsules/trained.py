@@ -18,7 +18,7 @@ from inference.result import Result
 from inference.variational import amortised as amortised_inference
 from models.constellation import PARTS, constellation
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 NETWORKS = ("ccae", "amortised")

@@ -28,7 +28,7 @@ from guides.training import Plan, Report
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.sinkhorn import scale
-from models.program.reading import Program, trace_sites
+from models.program.sites import Program, trace_sites
 from models.scenes import Layout, Scene
 
 VERSION = 1

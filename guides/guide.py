@@ -16,7 +16,8 @@ from numpyro.distributions import constraints
 from models.distributions.constraints import doubly_stochastic
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch
 from models.errors import InputError
-from models.program.reading import Program, read
+from models.program.reading import read
+from models.program.sites import Program
 from models.scenes import Scene
 
 Guide = Callable[..., None]

@@ -12,7 +12,7 @@ from numpyro.handlers import seed, trace
 
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
-from models.program.reading import Program
+from models.program.sites import Program
 
 SPARE = 1.25
 """Scenes that are drawn for each that is wanted: some have no points."""

@@ -18,14 +18,8 @@ from numpyro.handlers import seed, substitute, trace
 from models.distributions.likelihood import MatchedParts
 from models.numerics.arrays import AnyArray
 from models.numerics.permanent import log_permanent
-from models.program.reading import (
-    LinearGaussianModel,
-    Program,
-    conditions,
-    placeholder,
-    read,
-    trace_sites,
-)
+from models.program.reading import LinearGaussianModel, conditions, read
+from models.program.sites import Program, placeholder, trace_sites
 from models.scenes import Scene
 from models.templates import pose_of_part
 

@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec
 
 from inference.result import Result
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
 Settings = ParamSpec("Settings")

@@ -37,7 +37,8 @@ from inference.result import Result, partition
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
 from models.program.batches import Reading, Skeleton, map_scenes, read_scenes
-from models.program.reading import LinearGaussianModel, Program, described
+from models.program.reading import LinearGaussianModel
+from models.program.sites import Program, described
 from models.scenes import Scene
 
 _CHUNK = 64  # scenes at a time

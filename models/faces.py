@@ -14,7 +14,7 @@ from models.distributions.likelihood import MatchedParts
 from models.distributions.match import DoublyStochasticMatch, typed_probs
 from models.errors import InputError
 from models.geometry import oriented_similarity
-from models.program.reading import Program
+from models.program.sites import Program
 from models.templates import Parts
 
 GEOMETRIC = 4

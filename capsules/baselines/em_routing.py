@@ -16,7 +16,7 @@ from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, route_
 from inference.method import Report, method
 from inference.result import Result
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 

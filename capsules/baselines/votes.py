@@ -19,7 +19,7 @@ from inference.method import Report, reporter
 from inference.result import Result, partition
 from models.errors import ConjugacyError, InputError
 from models.program.batches import Reading, read_scenes
-from models.program.reading import Program, described
+from models.program.sites import Program, described
 from models.scenes import Scene
 from models.templates import Parts
 

@@ -24,7 +24,7 @@ from inference import cavi, ransac
 from inference.diagnostics.metrics import same_partition
 from inference.result import Result
 from models.faces import GEOMETRIC, faces_program
-from models.program.reading import Program
+from models.program.sites import Program
 
 BLOCK = 50
 """Scenes that are inferred, and kept in an entry of the store, at a time."""

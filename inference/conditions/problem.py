@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 
 from inference.conditions.evidence import log_prior_normalizer
 from models.program.batches import Open, Reading, Skeleton, read_scenes
-from models.program.reading import FACTORS, Program, Values
+from models.program.reading import FACTORS
+from models.program.sites import Program, Values
 from models.scenes import Scene
 
 

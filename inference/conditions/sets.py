@@ -20,8 +20,8 @@ from numpyro.infer.util import compute_log_probs, potential_energy
 from inference.conditions.solve import list_conditions, refuse_impossible
 from models.program.batches import Open
 from models.program.marginal import marginal
-from models.program.reading import Program, trace_sites
 from models.program.reading import conditions as conditions_of
+from models.program.sites import Program, trace_sites
 from models.scenes import Scene
 
 Observed = dict[str, Any]

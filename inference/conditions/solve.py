@@ -26,7 +26,8 @@ from inference.conditions.quadrature import Lattice
 from inference.result import Result, join_results
 from models.errors import ConjugacyError, InputError
 from models.program.batches import Open
-from models.program.reading import FACTORS, Program, described
+from models.program.reading import FACTORS
+from models.program.sites import Program, described
 from models.scenes import Scene
 
 MAX_VALUES = 4096

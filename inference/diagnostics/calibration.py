@@ -20,7 +20,7 @@ from inference.posterior.densities import flat, prior_draws, replicate
 from inference.posterior.relabel import frame_of, relabel, rename
 from inference.result import Result
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 Method = Callable[[Program, Scene, Array], Result]

@@ -30,7 +30,7 @@ from inference.posterior.symmetry import Symmetry
 from inference.result import Result
 from inference.variational import cavi
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 GOOD_K = 0.7

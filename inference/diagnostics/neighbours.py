@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from inference.posterior.densities import log_joint, prior_draws
 from inference.posterior.relabel import Frame, frames_at
 from inference.result import Result
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 REACH = 12.0

@@ -13,7 +13,8 @@ from inference import exact
 from inference.result import Result
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
-from models.program.reading import LinearGaussianModel, Program, read
+from models.program.reading import LinearGaussianModel, read
+from models.program.sites import Program
 
 
 def draws_of(

@@ -10,7 +10,8 @@ from inference.diagnostics.posterior_draws import precision_factor
 from inference.exact.parses import poses_given
 from inference.result import Result
 from models.numerics.linalg import covariance_of
-from models.program.reading import Program, read
+from models.program.reading import read
+from models.program.sites import Program
 
 _ANY_ANGLE = np.pi / np.sqrt(3)
 """Standard deviation of an angle that is uniform on the circle."""

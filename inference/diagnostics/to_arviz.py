@@ -33,7 +33,7 @@ from inference.posterior.relabel import Frame, frame_of, sites_of_objects
 from inference.posterior.relabel import relabel as relabel_draws
 from inference.result import Result
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.templates import SHAPES, Parts, object_names, shapes, stack
 
 if TYPE_CHECKING:

@@ -35,7 +35,8 @@ from models.errors import InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.permanent import MAX_ROWS
 from models.program.batches import Skeleton
-from models.program.reading import LinearGaussianModel, Program
+from models.program.reading import LinearGaussianModel
+from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
 NUM_GIVEN = 16

@@ -29,7 +29,7 @@ from inference.posterior.draws import (
 from inference.result import Result
 from inference.variational.beginnings import Beginnings, beginnings
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 Values = dict[str, Any]

@@ -54,15 +54,8 @@ from inference.result import Result
 from inference.variational.beginnings import Beginnings
 from models.errors import ConjugacyError
 from models.program.batches import Reading, read_scenes
-from models.program.reading import (
-    FACTORS,
-    LinearGaussianModel,
-    Program,
-    conditions,
-    described,
-    read,
-    trace_sites,
-)
+from models.program.reading import FACTORS, LinearGaussianModel, conditions, read
+from models.program.sites import Program, described, trace_sites
 from models.scenes import Scene
 
 

@@ -36,7 +36,7 @@ from inference.result import Result
 from inference.variational.beginnings import Beginnings
 from models.errors import InputError
 from models.program.marginal import check_table, marginal, tempered
-from models.program.reading import Program
+from models.program.sites import Program
 from models.program.witness import check_program
 from models.scenes import Scene
 

@@ -23,7 +23,8 @@ from inference.mcmc.conditionals import Sites, integrated
 from inference.posterior.densities import marginal_prior_draws
 from models.errors import InputError
 from models.program.marginal import marginal, tempered
-from models.program.reading import FACTORS, LinearGaussianModel, Program, Values, read
+from models.program.reading import FACTORS, LinearGaussianModel, read
+from models.program.sites import Program, Values
 from models.scenes import Scene
 from models.templates import pose_of_part
 

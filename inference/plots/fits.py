@@ -32,7 +32,7 @@ from inference.posterior.densities import flat, likelihood_at
 from inference.posterior.relabel import frame_of, relabel
 from inference.result import Result
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.templates import object_names
 
 AGREES, DIFFERS = COLOURS[0], COLOURS[1]

@@ -20,7 +20,7 @@ from inference.conditions.sets import Table, conditioned, discrete_sites, possib
 from models.distributions.likelihood import MarginalParts, MatchedParts
 from models.errors import InputError
 from models.program.marginal import marginal
-from models.program.reading import Program, log_prob_of
+from models.program.sites import Program, log_prob_of
 from models.scenes import Scene
 
 Draws = Mapping[str, np.ndarray]

@@ -17,7 +17,7 @@ from inference.posterior.densities import computed, flat, log_joint_by_value
 from inference.posterior.relabel import frame_at_match, relabel
 from inference.result import Result, grouping_of
 from models.program.marginal import marginal, match_posterior
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 R_HAT = 1.05

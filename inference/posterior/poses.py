@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from inference.conditions.sets import conditioned, continuous, discrete
 from models.errors import InputError
 from models.program.marginal import marginal, pose_of
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 Observed = dict[str, Any]

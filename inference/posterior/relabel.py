@@ -26,7 +26,7 @@ from inference.posterior.densities import (
 from inference.posterior.symmetry import Symmetry
 from inference.result import Result
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 

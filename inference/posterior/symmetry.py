@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from inference.conditions.sets import discrete_sites
 from inference.posterior.densities import likelihood_at, log_joint, marginal_prior_draws
 from inference.posterior.poses import is_site
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 from models.templates import Parts
 

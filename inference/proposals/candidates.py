@@ -1,9 +1,10 @@
-"""Which points may be which object: candidates for every kind of object, with their scores.
+"""Candidate objects: sets of points on the parts of each kind of object, with scores.
 
-A basis of an object's parts, put on a tuple of points, fixes its pose; the pose predicts the other
-parts, and each is met by the nearest point within a gate, or by none. What is met is fitted once
-more and meets again. A candidate's score is the log marginal likelihood of its points on its parts,
-pose integrated out: the number that exact inference sums over.
+A basis of an object's parts, put on a tuple of points, fixes its pose. The pose predicts the other
+parts, and each part is matched to the nearest point within a gate, if there is one. The pose is
+then refitted to the matched points, and they are matched again. A candidate's score is the log
+marginal likelihood of its points on its parts, pose integrated out: the number that exact inference
+sums over.
 
 One scene at a time, to be mapped over a batch. Hypotheses are the last axis.
 """
@@ -40,7 +41,7 @@ ones."""
 
 
 class Candidates(NamedTuple):
-    """Ways in which objects of each kind may meet the points."""
+    """Candidate matches for each kind of object."""
 
     match: Int[Array, "kinds most C"]
     """The point of each part, -1 for none."""
@@ -61,7 +62,7 @@ def find(
     """The best candidates of every kind, each with and without any one of its points.
 
     Args:
-        gate: variance of each feature of each part that points are met with.
+        gate: noise variance, per feature and part, that defines the gate.
         worth: what it is worth that a point is a part, before where the part is counts.
         count: candidates of each kind, before points are left out.
         judged: hypotheses of each kind that are judged closely; of more, the most promising ones.
@@ -125,7 +126,7 @@ def _of_kind(
     value = jnp.where(sound[which, row], value, -jnp.inf)
     met, _, _ = _best_sets(met, value, len(model.points), count)
 
-    # The best are fitted to all that they meet, and meet again.
+    # Refit the best hypotheses to their matched points, and match again.
     pose, covariance = _pose(model, parts, gate[members], k, met)
     predicted = jnp.einsum("ndp,ph->ndh", parts.F, pose) + parts.offset[..., None]
     left_open = jnp.einsum("ndp,pqh,ndq->ndh", parts.F, covariance, parts.F)
@@ -190,7 +191,7 @@ def _nearest(
     spread: Float[Array, "most d #H"],
     fixed: Int[Array, "most H"],
 ) -> Int[Array, "most H"]:
-    """The point that meets each part, -1 for none, or the one that is fixed."""
+    """The point matched to each part, -1 for none; basis points stay fixed."""
     weight = parts.feature_mask[..., None] / spread
     limit = jnp.asarray(chi2.isf(OUTSIDE, np.arange(1, parts.num_features + 1)))
     seen = model.seen[:, None] & parts.feature_mask  # (N, most, d)

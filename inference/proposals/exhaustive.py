@@ -1,7 +1,7 @@
-"""All parses of a small scene, from the tables of exact inference.
+"""Exhaustive search of small scenes, with the tables of exact inference.
 
-Where points are few and objects have few parts, every placement of points on an object can be
-tried, and the best ways to put objects together follow by dynamic programming: nothing is guessed.
+Every placement of points on every object is scored, and the best combinations of objects follow by
+dynamic programming.
 """
 
 import functools
@@ -36,17 +36,16 @@ from models.program.batches import Reading, Skeleton
 from models.program.reading import LinearGaussianModel
 
 MAX_PLACEMENTS, MAX_SPLITS = 1 << 17, 1 << 20
-"""Placements on an object, and splits of point sets, up to which all parses are looked at."""
+"""Largest numbers of placements per object and of point-set splits for exhaustive search."""
 
 GATES = (1.0, 4.0, 25.0)
-"""Variances that whole objects are looked for with, in units of the noise, until they explain all
-points: which of them do it best hardly depends on the noise."""
+"""Noise variances to try, in units of the program's, until whole objects explain all points."""
 
 BLOCK = 64
-"""Scenes that are searched at a time."""
+"""Scenes per batch."""
 
 MAX_SWAPS = 8
-"""Names of identical objects that a parse is expected to be found with, at most."""
+"""Largest number of relabellings of identical objects that the search allows for."""
 
 Search = Callable[[list[LinearGaussianModel], AnyArray, AnyArray, float], Parses]
 """From the pieces of scenes at each state, the log prior of the states, an order of the rows with
@@ -54,9 +53,9 @@ points first, and the gate."""
 
 
 def is_small(readings: Sequence[Reading]) -> bool:
-    """Whether all parses of every scene can be looked at.
+    """Whether every scene is small enough for exhaustive search.
 
-    As for exact inference, points are seen whole or not at all, and dummy rows are alike.
+    As in exact inference, points must be fully seen or absent, and dummy rows identical.
     """
     skeleton = readings[0].skeleton
     sizes = tuple(len(group) for group in skeleton.groups)
@@ -80,7 +79,7 @@ def _is_plain(reading: Reading) -> bool:
 def passes(
     readings: list[Reading], log_prior: Float[np.ndarray, "S K"], whole: bool
 ) -> Iterator[Pass]:
-    """With the noise of the program or, for whole objects, with more and more of it."""
+    """One pass with the program's noise or, for whole objects, one per gate."""
     model, states, skeleton = readings[0].model, with_points(readings), readings[0].skeleton
     twin = tuple(twins(readings, log_prior).tolist())
     present = np.broadcast_to(model.seen.any(axis=1), (len(model.points), model.points.shape[-1]))

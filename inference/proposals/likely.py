@@ -1,7 +1,6 @@
-"""The likely parses of large scenes: candidates of objects, and what a beam makes of them.
+"""Parses of large scenes: a beam search over candidate objects.
 
-The gate that points are met with is tight at first, and wider where points stay unexplained or fit
-badly.
+The gate starts tight, and is widened while points stay unexplained or fit badly.
 """
 
 import functools
@@ -24,15 +23,14 @@ MANY_PARTS = 32
 """Parts of all objects beyond which only the most promising hypotheses are judged closely."""
 
 ENTRIES = 1 << 13
-"""Pairs of points and parts in the scenes that are searched at a time: what is in work stays
-small."""
+"""Point-part pairs processed at a time, which bounds memory."""
 
 
 class Effort(NamedTuple):
     """How far a search goes."""
 
     gate: float
-    """Variance that points are met with, in units of the noise; at most `TIGHT` if it is zero."""
+    """Gate variance in units of the noise; zero for the noise capped at `TIGHT`."""
     candidates: int
     """Of each kind, before points are left out, at least; four for each object of a kind."""
     width: int
@@ -52,7 +50,7 @@ EFFORTS = (
 def passes(
     readings: list[Reading], log_prior: Float[np.ndarray, "S K"], whole: bool
 ) -> Iterator[Pass]:
-    """Through wider and wider gates."""
+    """One search per effort, each with a wider gate."""
     num_points, num_scenes = readings[0].model.points.shape[::2]
     block = int(np.clip(ENTRIES // num_points**2, 1, 64))
     for effort in EFFORTS:

@@ -76,13 +76,13 @@ class Pass(NamedTuple):
     """A search for the parses of some scenes."""
 
     gate: float
-    """Variance that points are met with, in units of the noise; zero for the tightest."""
+    """Gate variance in units of the noise; zero for the tightest gate."""
     block: int
     """Scenes that are searched together, at most."""
     group: Int[np.ndarray, " scenes"]
-    """Only scenes of one group are searched together."""
+    """Scenes are searched together only within a group."""
     search: Callable[[Int[np.ndarray, " block"]], Parses]
-    """From the numbers of some scenes."""
+    """Takes scene indices."""
 
 
 def with_points(readings: Sequence[Reading]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Proposals: the parses of each scene that inference begins with.
 
-All parses of small scenes are looked at, and those of large ones that candidates suggest. Where the
-best one leaves something unexplained, it is looked for again through a wider gate.
+Small scenes are searched exhaustively, large ones through candidate objects. Where the best parse
+leaves points unexplained, the scene is searched again with a wider gate.
 """
 
 import os
@@ -18,10 +18,10 @@ from inference.proposals.parses import NUM_PARSES, Parses, Pass
 from models.program.batches import Reading
 
 WIDTHS = (1, 8, 64)
-"""Scenes that are searched together: few numbers, as each is compiled."""
+"""Batch widths of the search; each one is compiled."""
 
 CLOSE = 10.0
-"""Nats that a parse may be behind the best one and still be worth a run."""
+"""Parses within this many nats of the best one are run."""
 
 
 def propose(
@@ -56,12 +56,12 @@ def propose(
 
 
 def propose_whole(reading: Reading) -> Parses:
-    """The parses of whole objects, of a program that leaves no state of them open."""
+    """Propose parses for a program without open object states."""
     return propose([reading], np.zeros((1, reading.skeleton.num_objects)), whole=True)
 
 
 def drawn(parses: Parses, rng_key: Array, count: int) -> Parses:
-    """Draws of the parses of each scene, in proportion to their weights."""
+    """Sample parses of each scene in proportion to their weights."""
     noise = jax.random.gumbel(rng_key, (len(parses.value), count, parses.value.shape[1]))
     chosen = np.asarray((parses.value[:, None] + noise).argmax(axis=2))
     scene = np.arange(len(chosen))[:, None]
@@ -82,9 +82,9 @@ def _is_enough(first: Parses, gate: float, whole: bool) -> Bool[np.ndarray, " sc
 
 
 def _in_blocks(one: Pass, some: Int[np.ndarray, " some"]) -> Parses:
-    """The parses of some scenes, a block at a time and a thread for each core.
+    """Search some scenes block by block, with one thread per core.
 
-    The first block goes by itself, as it may have to be compiled.
+    The first block runs alone, because it may trigger compilation.
     """
     group = one.group[some]
     members = [np.flatnonzero(group == g) for g in np.unique(group)]

@@ -1,7 +1,7 @@
-"""States of the objects that are worth solving: those of the scene's best parses.
+"""Solve a scene at the object states of its best parses.
 
-Where a discrete site has an entry for each object, such as which of them are present, the joint
-values are soon too many to try them all. Parses say which are worth it.
+A discrete site with one entry per object, such as `presence`, has too many joint values to
+enumerate. The best parses of the scene say which of them have weight.
 """
 
 import itertools
@@ -20,17 +20,17 @@ from inference.proposals.propose import CLOSE, propose
 from inference.result import Result
 from models.errors import ConjugacyError
 from models.program.batches import Open
-from models.program.reading import Program, described
+from models.program.sites import Program, described
 from models.scenes import Scene
 
 MAX_SETS = 8
-"""Joint states of a scene's objects that are solved at most."""
+"""Largest number of joint states solved per scene."""
 
 MAX_SWAPS = 8
-"""Ways in which identical objects may have exchanged their states that are all solved."""
+"""Largest number of state exchanges among identical objects that are all solved."""
 
 CHANGES = 3
-"""Objects whose state is changed where no parse is possible as it is."""
+"""Objects whose states are changed when no parse is possible under the program."""
 
 
 def solve_likely_states(
@@ -64,7 +64,7 @@ def solve_likely_states(
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
     unmet = np.setdiff1d(np.arange(num_scenes), scene[possible])
-    if len(unmet):  # no parse is possible as it is: look at states nearby
+    if len(unmet):  # no parse has a possible state: try nearby ones
         near = [_neighbours(np.asarray(parses.state[s, 0]), len(support)) for s in unmet]
         scene = np.append(scene, np.repeat(unmet, [len(x) for x in near]))
         flags = np.concatenate([flags, *near])
@@ -126,7 +126,7 @@ def _with_swaps(
     twin: Int[np.ndarray, " K"],
     parts: list[np.ndarray],
 ) -> tuple[Int[np.ndarray, " more"], Int[np.ndarray, "more K"], Parses]:
-    """The same, and with them states that identical objects have exchanged, where those are few."""
+    """Add the states with identical objects exchanged, if there are at most `MAX_SWAPS`."""
     runs, sources = [], []
     for i, state in enumerate(flags):
         swaps = list(itertools.islice(_exchanges(state, twin), MAX_SWAPS + 1))
@@ -144,10 +144,7 @@ def _with_swaps(
 
 
 def _exchanges(state: Int[np.ndarray, " K"], twin: Int[np.ndarray, " K"]) -> Iterator[list[int]]:
-    """Orders of the objects that put twins in each other's places, one for each joint state.
-
-    The first one is the order as it is.
-    """
+    """Permutations of twins, one per distinct joint state; the identity first."""
 
     def fill(k: int, order: list[int]) -> Iterator[list[int]]:
         if k == len(state):

@@ -21,7 +21,8 @@ from inference.method import Report, method, reporter
 from inference.result import Result, partition
 from models.distributions.match import MixtureMatch
 from models.program.batches import Skeleton
-from models.program.reading import LinearGaussianModel, Program
+from models.program.reading import LinearGaussianModel
+from models.program.sites import Program
 from models.scenes import Scene
 
 Logits = Callable[[Scene], Float[np.ndarray, "scenes N N"]]

@@ -33,7 +33,7 @@ from models.distributions.likelihood import MatchedParts
 from models.errors import InputError
 from models.program.batches import Reading, read_scenes
 from models.program.marginal import pose_of
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 _PRIOR_DRAWS = 255

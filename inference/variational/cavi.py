@@ -33,7 +33,7 @@ from inference.variational.pool import engine as make_engine
 from inference.variational.restarts import Restarts
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
-from models.program.reading import Program
+from models.program.sites import Program
 from models.scenes import Scene
 
 _DEFAULT = Schedule()
@@ -81,8 +81,8 @@ def run(
         projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
             one that the match prior of the program asks for.
         fewest_points: a run ends in a sparse solution if an object surely has a point but not so
-            many in all; others go before it, and a random start is made anew, up to four times for
-            each restart. Zero lets every run pass.
+            many in all; non-sparse runs are preferred, and sparse random starts are retried, up to
+            four times per restart. Zero disables the rule.
         history: keep the ELBO's terms, beta, R and poses of each step of the best run.
         devices: local devices that the runs are spread over.
         progress_bar: show one, or call a function with (runs finished, runs in all).

@@ -37,7 +37,8 @@ from models.distributions.match import DoublyStochasticMatch, MixtureMatch
 from models.numerics.linalg import cholesky
 from models.numerics.sinkhorn import log_sinkhorn
 from models.program.marginal import marginal
-from models.program.reading import LinearGaussianModel, Program, read
+from models.program.reading import LinearGaussianModel, read
+from models.program.sites import Program
 from models.scenes import Layout, Scene
 
 AUTOMATIC = ("AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal")

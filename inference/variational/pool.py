@@ -25,7 +25,7 @@ from inference.proposals.parses import Parses
 from inference.proposals.propose import CLOSE
 from inference.proposals.starts import Start, Structure
 from inference.variational.ascent import Schedule, State, begin, step
-from inference.variational.restarts import START_ANEW, Restarts, Waiting
+from inference.variational.restarts import RETRIES, Restarts, Waiting
 from models.numerics.arrays import AnyArray
 from models.program.batches import Skeleton, map_scenes
 from models.program.reading import LinearGaussianModel
@@ -172,10 +172,10 @@ def best_of_restarts(
     """
     devices, scenes = engine.devices, problem.scenes
     if isinstance(given, Parses):
-        number, anew = worth_running(given, restarts.most), 0
+        number, retries = worth_running(given, restarts.most), 0
     else:
-        number, anew = np.full(len(scenes.points), restarts.most), START_ANEW * restarts.most
-    waiting = Waiting(number, anew)
+        number, retries = np.full(len(scenes.points), restarts.most), RETRIES * restarts.most
+    waiting = Waiting(number, retries)
     most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
     needed = -(-len(waiting.runs) // devices)
     width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
@@ -229,7 +229,7 @@ def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
 def matches_of(
     parses: Parses | None, runs: Int[np.ndarray, "runs 2"]
 ) -> Int[np.ndarray, "N runs"] | None:
-    """The parse that each run, a scene and an attempt, begins with, over again if they are few."""
+    """The initial parse of each run (scene, attempt), cycling through the scene's parses."""
     if parses is None:
         return None
     scene, attempt = runs.T

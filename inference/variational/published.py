@@ -35,7 +35,8 @@ from inference.result import Result, partition
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.numerics.linalg import total
-from models.program.reading import LinearGaussianModel, Program
+from models.program.reading import LinearGaussianModel
+from models.program.sites import Program
 from models.scenes import Scene
 
 STEPS = 500

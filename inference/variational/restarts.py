@@ -1,7 +1,6 @@
-"""Which runs of coordinate ascent a scene is given, and which are made anew.
+"""Queue of coordinate-ascent runs, with retries of sparse ones.
 
-Whether a run is made anew depends on the runs of its scene alone, and so not on the other scenes of
-the batch.
+Retries of a scene depend only on its own runs, not on the rest of the batch.
 """
 
 from collections import deque
@@ -10,30 +9,29 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-START_ANEW = 4
-"""Random runs that end in a sparse solution are made anew, at most as often as there are restarts,
-times this."""
+RETRIES = 4
+"""Retries of sparse random runs, per restart."""
 
 
 class Restarts(NamedTuple):
-    """How many runs a scene is given."""
+    """Number of runs per scene."""
 
     most: int
-    """Runs that do not end in a sparse solution."""
+    """Non-sparse runs, at most."""
     fewest_points: float
-    """What counts as sparse: an object that surely has a point, but not so many in all."""
+    """A run is sparse if an object surely has a point but fewer than this many in total."""
 
 
 class Waiting:
-    """The runs that are waiting, and how many each scene is still given."""
+    """Runs that are waiting, and the retries left per scene."""
 
-    def __init__(self, number: Int[np.ndarray, " scenes"], anew: int) -> None:
-        """So many runs of each scene, of which so many in all may be made anew."""
+    def __init__(self, number: Int[np.ndarray, " scenes"], retries: int) -> None:
+        """`number` runs per scene, and at most `retries` retries per scene."""
         self.runs = deque(
             (s, i) for i in range(number.max()) for s in np.flatnonzero(i < number).tolist()
         )
         self.begun = number.copy()
-        self.anew = np.full(len(number), anew)
+        self.retries = np.full(len(number), retries)
         self.finished = 0
 
     def take(self, count: int) -> Int[np.ndarray, "runs 2"]:
@@ -42,10 +40,10 @@ class Waiting:
         return np.array(runs, int).reshape(-1, 2)
 
     def finish(self, scene: Int[np.ndarray, " runs"], sparse: Bool[np.ndarray, " runs"]) -> None:
-        """Take note of finished runs, and have sparse ones made anew."""
+        """Record finished runs, and queue retries of sparse ones."""
         self.finished += len(scene)
-        for s in scene[sparse & (self.anew[scene] > 0)].tolist():
-            if self.anew[s] > 0:
+        for s in scene[sparse & (self.retries[scene] > 0)].tolist():
+            if self.retries[s] > 0:
                 self.runs.append((s, int(self.begun[s])))
                 self.begun[s] += 1
-                self.anew[s] -= 1
+                self.retries[s] -= 1

@@ -33,7 +33,7 @@ from inference.variational.families import (
 from models.errors import InputError
 from models.program.batches import check_conjugate
 from models.program.marginal import check_table
-from models.program.reading import Program
+from models.program.sites import Program
 from models.program.witness import check_program
 from models.scenes import Scene
 

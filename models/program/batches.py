@@ -15,7 +15,8 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from models.errors import ConjugacyError
-from models.program.reading import FACTORS, LinearGaussianModel, Program, Values, described, look
+from models.program.reading import FACTORS, LinearGaussianModel, look
+from models.program.sites import Program, Values, described
 from models.program.witness import testify
 from models.scenes import Scene
 

@@ -21,7 +21,7 @@ from models.distributions.match import (
     weighted_sum,
 )
 from models.errors import InputError
-from models.program.reading import MATCH_FAMILIES, Program, trace_sites, without_shape
+from models.program.sites import MATCH_FAMILIES, Program, trace_sites, without_shape
 from models.scenes import Scene
 
 _WITNESSES, _MATCHES = 2, 16  # random values, and matches at each, at which a program testifies

@@ -7,36 +7,35 @@ density. `models.program.witness` holds what was read against the density of the
 `models.program.batches` reads many scenes at once.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float
-from numpyro.distributions import Distribution, biject_to
+from numpyro.distributions import Distribution
 from numpyro.distributions.util import is_identically_one
-from numpyro.handlers import seed, trace
-from numpyro.primitives import Messenger
 
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
+from models.program.sites import (
+    MATCH_FAMILIES,
+    Program,
+    Site,
+    Values,
+    described,
+    log_prob_of,
+    placeholder,
+    trace_sites,
+    without_shape,
+)
 from models.scenes import Scene
 from models.templates import Parts
 
-Program = Callable[..., Any]
-"""A NumPyro program of a scene's `points` and `present`, with sites `pose`, `match`, `points`."""
-
-Site = dict[str, Any]
-Values = Mapping[str, Any]
-"""Values by site."""
-
-MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
+_SITES = ("pose", "match", "points")
 
 FACTORS = frozenset({"precision", "part_probs"})
 """Sites that the mean-field family has a factor for: a Gamma and a Dirichlet."""
@@ -122,33 +121,6 @@ def look(
     if sites["points"]["fn"].pose is sites["pose"]["value"]:
         return found
     return _at_moved_pose(program, scene, given, found)
-
-
-def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
-    """The sample sites of a program at a scene, latent ones at `given` values or placeholders."""
-    sites = trace_all(program, scene, given)
-    return {name: site for name, site in sites.items() if site["type"] == "sample"}
-
-
-def trace_all(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
-    """The same with plates, parameters and deterministic sites."""
-    observed = scene.observed
-    _check_signature(program, observed)
-    values = _Given(program, dict(given or {}))
-    try:
-        return trace(seed(values, jax.random.key(0))).get_trace(**observed)
-    except InputError:
-        raise
-    except jax.errors.ConcretizationTypeError as error:
-        raise InputError(
-            "the program decides in Python by values that it is only told later, such as the "
-            f"scene's points ({str(error).splitlines()[0]}); use jnp.where or jax.lax.cond"
-        ) from error
-    except (TypeError, ValueError, IndexError) as error:
-        raise InputError(
-            f"the program cannot be run ({error}); look for NaN, a number out of range, or shapes "
-            "that do not fit in it"
-        ) from error
 
 
 def conditions(
@@ -264,28 +236,6 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
     return likelihood
 
 
-def log_prob_of(site: Site) -> Float[Array, ""]:
-    """What a site adds to the log density of its program, as NumPyro counts it."""
-    log_prob = site["fn"].log_prob(site["value"])
-    if site["scale"] is not None and not is_identically_one(site["scale"]):
-        log_prob = site["scale"] * log_prob
-    return jnp.sum(log_prob)
-
-
-def described(prior: Distribution) -> str:
-    """The kind of a distribution, in words."""
-    article = "an" if type(without_shape(prior)).__name__[0] in "AEIOU" else "a"
-    shape = f" of shape {prior.shape()}" if prior.shape() else ""
-    return f"{article} {type(without_shape(prior)).__name__}{shape}"
-
-
-def without_shape(prior: Distribution) -> Distribution:
-    """What a prior is before `expand`, `to_event` and plates."""
-    while isinstance(prior, dist.ExpandedDistribution | dist.Independent):
-        prior = prior.base_dist
-    return prior
-
-
 def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:
     """Mean and covariance of a Normal prior over the pose of each object."""
     core = without_shape(prior)
@@ -301,57 +251,6 @@ def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Arra
         return _moments_by_curvature(prior)
     mean = jnp.broadcast_to(prior.mean, shape)
     return mean, jnp.broadcast_to(covariance, (*shape, shape[-1]))
-
-
-def placeholder(prior: Distribution) -> Array:
-    """Some value of a latent site, at no cost: drawing a match would be work for nothing."""
-    shape = prior.shape()
-    if isinstance(without_shape(prior), MATCH_FAMILIES):
-        return jnp.ones(shape)
-    if prior.support is not None and prior.support.is_discrete:
-        if not prior.has_enumerate_support:
-            return jnp.zeros(shape, int)
-        values = prior.enumerate_support(expand=False)
-        return jnp.broadcast_to(values[0], shape)
-    transform = biject_to(prior.support)
-    return transform(jnp.full(transform.inverse_shape(shape), 0.5))
-
-
-_SITES = ("pose", "match", "points")
-
-
-class _Given(Messenger):
-    """Effect handler: latent sites have given values, or placeholders."""
-
-    def __init__(self, fn: Program, values: dict[str, Any]) -> None:
-        self.values = values
-        super().__init__(fn)
-
-    def process_message(self, msg: Site) -> None:
-        if msg["type"] != "sample" or msg["is_observed"]:
-            return
-        if msg["value"] is not None:
-            raise InputError(
-                f"site {msg['name']!r}: its value is fixed by handlers.substitute, which keeps its "
-                "prior as if it had been drawn; fix it with handlers.condition, or in the program"
-            )
-        name = msg["name"]
-        given = name in self.values  # as JAX arrays: a program may use `pose.at[1].add(...)`
-        msg["value"] = jnp.asarray(self.values[name]) if given else placeholder(msg["fn"])
-
-
-def _check_signature(program: Program, observed: Mapping[str, Any]) -> None:
-    try:
-        signature = inspect.signature(program)
-    except ValueError:  # no Python function
-        return
-    try:
-        signature.bind(**observed)
-    except TypeError as error:
-        raise InputError(
-            f"the program does not take the scene's {', '.join(observed)} ({error}); a program is "
-            "a function of `points` and `present`"
-        ) from error
 
 
 def _is_factor(sites: Mapping[str, Site], name: str) -> bool:

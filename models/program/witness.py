@@ -21,9 +21,9 @@ from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import log_permanent
-from models.program.reading import (
+from models.program.reading import LinearGaussianModel
+from models.program.sites import (
     MATCH_FAMILIES,
-    LinearGaussianModel,
     Program,
     Site,
     Values,

@@ -1,13 +1,13 @@
-"""Which runs a scene is given, and which are made anew."""
+"""The queue of runs, and retries of sparse ones."""
 
 import numpy as np
 
 from inference.variational.restarts import Waiting
 
 
-def work_off(number, anew, sparse=()):
-    """Work off the runs of some scenes, three at a time; gives the attempts of each."""
-    waiting = Waiting(np.array(number), anew)
+def run_all(number, retries, sparse=()):
+    """Process all runs, three at a time; returns how many each scene had."""
+    waiting = Waiting(np.array(number), retries)
     made = [[] for _ in number]
     while waiting.runs:
         runs = waiting.take(3)
@@ -21,10 +21,10 @@ def work_off(number, anew, sparse=()):
 
 
 def test_every_run_is_made_once():
-    assert work_off([1, 4, 2], 0) == [1, 4, 2]
+    assert run_all([1, 4, 2], 0) == [1, 4, 2]
 
 
-def test_sparse_runs_are_made_anew_but_not_for_ever():
+def test_sparse_runs_are_retried_up_to_a_limit():
     some = {(0, 0), (0, 2)}
     every = {(1, attempt) for attempt in range(100)}
-    assert work_off([5, 5], 20, some | every) == [7, 25]
+    assert run_all([5, 5], 20, some | every) == [7, 25]

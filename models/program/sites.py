@@ -1,0 +1,124 @@
+"""The sites of a program, traced at one scene."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+from numpyro.distributions import Distribution, biject_to
+from numpyro.distributions.util import is_identically_one
+from numpyro.handlers import seed, trace
+from numpyro.primitives import Messenger
+
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.errors import InputError
+from models.scenes import Scene
+
+Program = Callable[..., Any]
+"""A NumPyro program of a scene's `points` and `present`, with sites `pose`, `match`, `points`."""
+
+Site = dict[str, Any]
+Values = Mapping[str, Any]
+"""Values by site."""
+
+MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
+
+
+def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
+    """The sample sites of a program at a scene, latent ones at `given` values or placeholders."""
+    sites = trace_all(program, scene, given)
+    return {name: site for name, site in sites.items() if site["type"] == "sample"}
+
+
+def trace_all(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
+    """The same with plates, parameters and deterministic sites."""
+    observed = scene.observed
+    _check_signature(program, observed)
+    values = _Given(program, dict(given or {}))
+    try:
+        return trace(seed(values, jax.random.key(0))).get_trace(**observed)
+    except InputError:
+        raise
+    except jax.errors.ConcretizationTypeError as error:
+        raise InputError(
+            "the program decides in Python by values that it is only told later, such as the "
+            f"scene's points ({str(error).splitlines()[0]}); use jnp.where or jax.lax.cond"
+        ) from error
+    except (TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"the program cannot be run ({error}); look for NaN, a number out of range, or shapes "
+            "that do not fit in it"
+        ) from error
+
+
+def log_prob_of(site: Site) -> Float[Array, ""]:
+    """What a site adds to the log density of its program, as NumPyro counts it."""
+    log_prob = site["fn"].log_prob(site["value"])
+    if site["scale"] is not None and not is_identically_one(site["scale"]):
+        log_prob = site["scale"] * log_prob
+    return jnp.sum(log_prob)
+
+
+def described(prior: Distribution) -> str:
+    """The kind of a distribution, in words."""
+    article = "an" if type(without_shape(prior)).__name__[0] in "AEIOU" else "a"
+    shape = f" of shape {prior.shape()}" if prior.shape() else ""
+    return f"{article} {type(without_shape(prior)).__name__}{shape}"
+
+
+def without_shape(prior: Distribution) -> Distribution:
+    """What a prior is before `expand`, `to_event` and plates."""
+    while isinstance(prior, dist.ExpandedDistribution | dist.Independent):
+        prior = prior.base_dist
+    return prior
+
+
+def placeholder(prior: Distribution) -> Array:
+    """Some value of a latent site, at no cost: drawing a match would be work for nothing."""
+    shape = prior.shape()
+    if isinstance(without_shape(prior), MATCH_FAMILIES):
+        return jnp.ones(shape)
+    if prior.support is not None and prior.support.is_discrete:
+        if not prior.has_enumerate_support:
+            return jnp.zeros(shape, int)
+        values = prior.enumerate_support(expand=False)
+        return jnp.broadcast_to(values[0], shape)
+    transform = biject_to(prior.support)
+    return transform(jnp.full(transform.inverse_shape(shape), 0.5))
+
+
+class _Given(Messenger):
+    """Effect handler: latent sites have given values, or placeholders."""
+
+    def __init__(self, fn: Program, values: dict[str, Any]) -> None:
+        self.values = values
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        if msg["value"] is not None:
+            raise InputError(
+                f"site {msg['name']!r}: its value is fixed by handlers.substitute, which keeps its "
+                "prior as if it had been drawn; fix it with handlers.condition, or in the program"
+            )
+        name = msg["name"]
+        given = name in self.values  # as JAX arrays: a program may use `pose.at[1].add(...)`
+        msg["value"] = jnp.asarray(self.values[name]) if given else placeholder(msg["fn"])
+
+
+def _check_signature(program: Program, observed: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(program)
+    except ValueError:  # no Python function
+        return
+    try:
+        signature.bind(**observed)
+    except TypeError as error:
+        raise InputError(
+            f"the program does not take the scene's {', '.join(observed)} ({error}); a program is "
+            "a function of `points` and `present`"
+        ) from error
