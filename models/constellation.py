@@ -21,12 +21,12 @@ from models.distributions.match import (
     uniform_probs,
 )
 from models.errors import InputError
-from models.templates import Parts, shapes, stack, with_clutter
+from models.templates import Parts, shapes, stack
 
 PARTS: Parts = stack(shapes("square", "triangle", "square"))
 """Two squares and a triangle under similarities: K = 3 objects, N = 11 parts, p = 4."""
 
-CLUTTERED: Parts = with_clutter(PARTS, 3)
+CLUTTERED: Parts = stack(shapes("square", "triangle", "square"), clutter=3)
 """The same with slots for up to three points that belong to no object."""
 
 

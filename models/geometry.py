@@ -3,7 +3,7 @@
 A design is one function from the coordinates of some parts, (parts, coordinates), to the matrices
 F, (parts, features, pose), and the offsets m, (parts, features), of the paper's x = F y + m. Every
 design is linear in the pose, which is what keeps the pose posterior Normal. To add one, write such
-a function and put it in `DESIGNS`.
+a function and put it in `DESIGNS`. Numpy arrays stay numpy arrays, and JAX arrays JAX arrays.
 
 Angles. With F as printed in the paper (eq. nxycs), a pose (t_x, t_y, s cos a, s sin a) turns a
 part's *position* clockwise by a when the y axis points up, while it turns the part's own
@@ -17,28 +17,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.errors import InputError
+from models.numerics.arrays import AnyArray
 
-LinearMap = tuple[Float[Array, "parts features pose"], Float[Array, "parts features"]]
-PoseDesign = Callable[[Float[Array, "parts coordinates"]], LinearMap]
+LinearMap = tuple[Float[AnyArray, "parts features pose"], Float[AnyArray, "parts features"]]
+PoseDesign = Callable[[Float[AnyArray, "parts coordinates"]], LinearMap]
 
 
-def translation(coordinates: Float[Array, "parts d"]) -> LinearMap:
+def translation(coordinates: Float[AnyArray, "parts d"]) -> LinearMap:
     """Move only: x = t + p, pose t. Where a part sits in its template is its offset."""
+    xp = coordinates.__array_namespace__()
     parts, d = coordinates.shape
-    return jnp.broadcast_to(jnp.eye(d), (parts, d, d)), coordinates
+    return xp.broadcast_to(xp.eye(d), (parts, d, d)), coordinates
 
 
-def similarity(coordinates: Float[Array, "parts 2"]) -> LinearMap:
+def similarity(coordinates: Float[AnyArray, "parts 2"]) -> LinearMap:
     """Move, turn and scale points of the plane: pose (t_x, t_y, s cos a, s sin a)."""
     x, y = _columns(coordinates, 2, "similarity")
-    one, zero = jnp.ones_like(x), jnp.zeros_like(x)
+    one, zero = x**0, 0 * x
     return _matrix([[one, zero, x, y], [zero, one, y, -x]])  # eq. nxycs, rows 1 and 2
 
 
-def oriented_similarity(coordinates: Float[Array, "parts 4"]) -> LinearMap:
+def oriented_similarity(coordinates: Float[AnyArray, "parts 4"]) -> LinearMap:
     """A similarity of parts with a size and a direction: (x, y, size cos phi, size sin phi)."""
     x, y, cosine, sine = _columns(coordinates, 4, "oriented_similarity")
-    one, zero = jnp.ones_like(x), jnp.zeros_like(x)
+    one, zero = x**0, 0 * x
     return _matrix(  # eq. nxycs
         [
             [one, zero, x, y],
@@ -49,12 +51,12 @@ def oriented_similarity(coordinates: Float[Array, "parts 4"]) -> LinearMap:
     )
 
 
-def affine(coordinates: Float[Array, "parts 2"]) -> LinearMap:
+def affine(coordinates: Float[AnyArray, "parts 2"]) -> LinearMap:
     """Any linear map of the plane and a move: pose (t_x, t_y, a_11, a_12, a_21, a_22)."""
     return _linear_map(coordinates, 2, "affine")
 
 
-def affine_camera(coordinates: Float[Array, "parts 3"]) -> LinearMap:
+def affine_camera(coordinates: Float[AnyArray, "parts 3"]) -> LinearMap:
     """Points of space seen by an affine camera: pose (t_x, t_y, the 2 x 3 matrix by rows)."""
     return _linear_map(coordinates, 3, "affine_camera")
 
@@ -80,19 +82,20 @@ def similarity_pose(
     )
 
 
-def _linear_map(coordinates: Float[Array, "parts c"], wanted: int, name: str) -> LinearMap:
+def _linear_map(coordinates: Float[AnyArray, "parts c"], wanted: int, name: str) -> LinearMap:
     """F of x = t + A p with a 2 x c matrix A, read by rows."""
     _columns(coordinates, wanted, name)
+    xp = coordinates.__array_namespace__()
     parts = coordinates.shape[0]
-    moves = jnp.broadcast_to(jnp.eye(2), (parts, 2, 2))
-    rows = jnp.eye(2)[None, :, :, None] * coordinates[:, None, None, :]
-    F = jnp.concatenate([moves, rows.reshape(parts, 2, 2 * wanted)], axis=-1)
-    return F, jnp.zeros((parts, 2))
+    moves = xp.broadcast_to(xp.eye(2), (parts, 2, 2))
+    rows = xp.eye(2)[None, :, :, None] * coordinates[:, None, None, :]
+    F = xp.concat([moves, rows.reshape(parts, 2, 2 * wanted)], axis=-1)
+    return F, xp.zeros((parts, 2))
 
 
 def _columns(
-    coordinates: Float[Array, "parts c"], wanted: int, name: str
-) -> tuple[Float[Array, " parts"], ...]:
+    coordinates: Float[AnyArray, "parts c"], wanted: int, name: str
+) -> tuple[Float[AnyArray, " parts"], ...]:
     if coordinates.ndim != 2 or coordinates.shape[1] != wanted:
         raise InputError(
             f"the pose design {name} wants parts with {wanted} coordinates, an array (parts, "
@@ -102,6 +105,7 @@ def _columns(
     return tuple(coordinates.T)
 
 
-def _matrix(rows: list[list[Float[Array, " parts"]]]) -> LinearMap:
-    F = jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
-    return F, jnp.zeros(F.shape[:2])
+def _matrix(rows: list[list[Float[AnyArray, " parts"]]]) -> LinearMap:
+    xp = rows[0][0].__array_namespace__()
+    F = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2)
+    return F, xp.zeros(F.shape[:2])

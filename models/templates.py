@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -29,9 +30,9 @@ class Parts(NamedTuple):
     no object and has no pose.
     """
 
-    F: Float[Array, "parts features pose"]
-    offset: Float[Array, "parts features"]
-    variance: Float[Array, "parts features"]
+    F: Float[AnyArray, "parts features pose"]
+    offset: Float[AnyArray, "parts features"]
+    variance: Float[AnyArray, "parts features"]
     owner: Int[AnyArray, " parts"]
     type: Int[AnyArray, " parts"]
     feature_mask: Bool[AnyArray, "parts features"]
@@ -61,11 +62,13 @@ class Parts(NamedTuple):
         """Which columns are slots for clutter."""
         return self.type == CLUTTER
 
+    @jax.jit
     def predict(self, pose: Float[Array, "*batch K p"]) -> Float[Array, "*batch parts features"]:
         """Where a pose of each object puts all parts: F y + offset."""
         owner = pose_of_part(self.owner, pose.shape[-2])
         return jnp.einsum("ndp,...np->...nd", self.F, pose[..., owner, :]) + self.offset
 
+    @jax.jit
     def variance_at(
         self, precision: Float[Array, "*batch"]
     ) -> Float[Array, "*batch parts features"]:
@@ -134,24 +137,34 @@ def stack(
     arrays = [_checked_template(t, f"template {k}") for k, t in enumerate(templates)]
     if not np.isfinite(variance) or variance <= 0:
         raise InputError(f"the variance of a part must be positive, got {variance}; try 1.0")
-    F, offset = (
-        jnp.concatenate(maps)
-        for maps in zip(*(design(jnp.asarray(a)) for a in arrays), strict=True)
-    )
+    maps = [design(a) for a in arrays]
+    F, offset = (np.concatenate(x) for x in zip(*maps, strict=True))
     parts, features = offset.shape
     stacked = Parts(
         F=F,
         offset=offset,
-        variance=jnp.full((parts, features), float(variance)),
+        variance=np.full((parts, features), float(variance)),
         owner=np.repeat(np.arange(len(arrays)), [len(a) for a in arrays]),
         type=np.zeros(parts, int),
         feature_mask=np.ones((parts, features), bool),
     )
-    return with_clutter(stacked, clutter, clutter_mean, clutter_scale) if clutter else stacked
+    if clutter:
+        slots = _clutter_slots(stacked, clutter, clutter_mean, clutter_scale)
+        stacked = Parts(*(np.concatenate(x) for x in zip(stacked, slots, strict=True)))
+    F, offset, variance = (jnp.asarray(x) for x in stacked[:3])
+    return stacked._replace(F=F, offset=offset, variance=variance)
 
 
 def with_clutter(parts: Parts, slots: int, mean: ArrayLike = 0.0, scale: ArrayLike = 1.0) -> Parts:
     """The same parts, and slots for points that belong to no object; see `stack`."""
+    background = _clutter_slots(parts, slots, mean, scale)
+    numbers = (jnp.concatenate(x) for x in zip(parts[:3], background[:3], strict=True))
+    structure = (np.concatenate(x) for x in zip(parts[3:], background[3:], strict=True))
+    return Parts(*numbers, *structure)
+
+
+def _clutter_slots(parts: Parts, slots: int, mean: ArrayLike, scale: ArrayLike) -> Parts:
+    """Slots for clutter beside some parts, in numpy."""
     if slots < 1:
         raise InputError(f"the number of clutter slots must be at least 1, got {slots}")
     shape = (slots, parts.num_features)
@@ -161,19 +174,14 @@ def with_clutter(parts: Parts, slots: int, mean: ArrayLike = 0.0, scale: ArrayLi
             f"clutter must have a finite mean and a positive scale, got {mean} and {scale}; points "
             "that lie between -1 and 1 have about 0 and 1"
         )
-    background = Parts(
-        F=jnp.zeros((*shape, parts.pose_dim)),
-        offset=jnp.broadcast_to(mean, shape),
-        variance=jnp.broadcast_to(scale**2, shape),
+    return Parts(
+        F=np.zeros((*shape, parts.pose_dim)),
+        offset=np.broadcast_to(mean, shape),
+        variance=np.broadcast_to(scale**2, shape),
         owner=np.full(slots, parts.num_objects),
         type=np.full(slots, CLUTTER),
         feature_mask=np.ones(shape, bool),
     )
-    joined = (jnp.concatenate([a, b]) for a, b in zip(parts[:3], background[:3], strict=True))
-    structure = (
-        np.concatenate([np.asarray(a), b]) for a, b in zip(parts[3:], background[3:], strict=True)
-    )
-    return Parts(*joined, *structure)
 
 
 def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:

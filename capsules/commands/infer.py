@@ -120,7 +120,6 @@ def infer(
         check_output(to_file, file, plot)
     keep_compiled_code()
     from capsules import methods
-    from inference.plots.scenes import plot_demo
     from models.templates import object_names
 
     parts = methods.templates(objects, clutter)
@@ -130,6 +129,8 @@ def infer(
     result = methods.infer(method, scene, seed, **options)
     answer = describe(result, program, parts, object_names(names)) | {"prior": prior}
     if plot is not None:
+        from inference.plots.scenes import plot_demo
+
         with whole_file(plot) as picture:
             figure = plot_demo([result], parts, object_names(names))
             figure.savefig(picture, dpi=110, format=plot.suffix[1:].lower())
@@ -190,8 +191,8 @@ def describe(
     """
     import numpy as np
 
+    from inference.diagnostics.naming import relabel, renaming
     from inference.diagnostics.readout import most_probable_match, poses_given_match, similarity_of
-    from inference.plots.outlines import relabel, renaming
 
     match = most_probable_match(result)
     means, covariances = poses_given_match(program, result, match)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import scipy
 from jaxtyping import Array, Bool, Float, Int
-from scipy.stats import chisquare
 
 from inference.diagnostics.posterior_draws import draws_of
 from inference.method import Report, reporter
@@ -43,7 +43,7 @@ class Calibration(NamedTuple):
         covered = np.clip(edges[1:] - self.ranks[..., None], 0, 1) - np.clip(
             edges[:-1] - self.ranks[..., None], 0, 1
         )
-        return chisquare(covered.sum(axis=0), expected, axis=-1).pvalue
+        return scipy.stats.chisquare(covered.sum(axis=0), expected, axis=-1).pvalue
 
 
 def calibrate(

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 from scipy.special import logsumexp
-from scipy.stats import multivariate_normal
 
 from inference.diagnostics.neighbours import neighbouring_frames
 from inference.diagnostics.posterior_draws import draws_of
@@ -257,7 +257,7 @@ class _Others(NamedTuple):
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " draws"] | float]:
         if not self.supports:
             return {}, 0.0
-        normal = multivariate_normal(self.mean, self.covariance)
+        normal = scipy.stats.multivariate_normal(self.mean, self.covariance)
         noise = np.asarray(jax.random.normal(key, (num_samples, len(self.mean))))
         table = self.mean + noise @ np.linalg.cholesky(self.covariance).T
         log_density, start, values = normal.logpdf(table), 0, {}

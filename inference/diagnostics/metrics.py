@@ -16,11 +16,9 @@ right. Two protocols say what is compared, and their numbers are never mixed:
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import bootstrap, ttest_rel
-from sklearn.metrics import adjusted_rand_score
-from sklearn.metrics.cluster import contingency_matrix
 
 from inference.result import Result, grouping_of
 from models.errors import InputError
@@ -139,7 +137,7 @@ def summarise(values: Float[np.ndarray, " scenes"], seed: int = 0) -> Summary:
     error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
     if len(values) > MANY:
         return Summary(mean, error, mean - 1.96 * error, mean + 1.96 * error)
-    interval = bootstrap(
+    interval = scipy.stats.bootstrap(
         (values,), np.mean, n_resamples=2000, method="percentile", rng=seed
     ).confidence_interval
     return Summary(mean, error, float(interval.low), float(interval.high))
@@ -154,7 +152,7 @@ def paired_test(
         mean = float(np.mean(difference))
         told_apart = len(difference) > 1 and mean != 0
         return PairedTest(mean, *((np.copysign(np.inf, mean), 0.0) if told_apart else (0.0, 1.0)))
-    test = ttest_rel(first, second)
+    test = scipy.stats.ttest_rel(first, second)
     return PairedTest(float(np.mean(difference)), float(test.statistic), float(test.pvalue))
 
 
@@ -185,7 +183,9 @@ def _certain(
 def _one_scene(
     truth: Int[np.ndarray, " N"], predicted: Int[np.ndarray, " N"], num_objects: int | None
 ) -> tuple[float, float, float, float]:
-    table = contingency_matrix(truth, predicted)
+    from sklearn.metrics import adjusted_rand_score  # slow to import, like ArviZ
+
+    table = scipy.stats.contingency.crosstab(truth, predicted).count
     size = table.sum()
     matched = table[linear_sum_assignment(table, maximize=True)].sum()
     joint = table[table > 0] / size

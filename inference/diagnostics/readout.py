@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 
+from inference.devices import compiled
 from inference.diagnostics.posterior_draws import precision_factor
 from inference.exact.parses import poses_given
 from inference.result import Result
@@ -68,6 +69,9 @@ def _most_frequent_match(result: Result) -> Int[np.ndarray, " N"]:
     return distinct[counts.argmax()]
 
 
+_poses_given = compiled(poses_given)
+
+
 def poses_given_match(
     program: Program, result: Result, match: Int[np.ndarray, " N"]
 ) -> tuple[Float[np.ndarray, "K p"], Float[np.ndarray, "K p p"]]:
@@ -82,7 +86,7 @@ def poses_given_match(
     if model.precision_prior is not None:  # at the mean of its factor
         concentration, rate = precision_factor(model, result)
         model = read(program, result.scene, given | {"precision": concentration / rate})
-    mean, factor = poses_given(model, np.asarray(result.owner), np.asarray(match)[None])
+    mean, factor = _poses_given(model, np.asarray(result.owner), np.asarray(match)[None])
     covariance = covariance_of(factor)
     return np.asarray(mean[..., 0].T), np.moveaxis(np.asarray(covariance[..., 0]), 2, 0)
 

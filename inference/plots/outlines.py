@@ -1,15 +1,11 @@
-"""What to draw of a result: its outlines, and names for identical objects that agree with others.
-
-Plain arrays; `inference.plots` puts them into pictures.
-"""
+"""Outlines of objects, as plain arrays; `inference.plots` puts them into pictures."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from scipy.optimize import linear_sum_assignment
+from jaxtyping import Float, Int
 
+from inference.diagnostics.naming import is_object
 from inference.diagnostics.readout import is_averaged, most_probable_match
 from inference.result import Result
 from models.scenes import Scene
@@ -17,45 +13,6 @@ from models.templates import Parts, template_kinds
 
 Outlines = Mapping[int, Float[np.ndarray, "vertices 2"]]
 """The outline of each object that has one."""
-
-
-def renaming(
-    labels: Int[np.ndarray, " N"], parts: Parts, reference: Int[np.ndarray, " N"]
-) -> Int[np.ndarray, " K"]:
-    """A name for each object, so that the labels of points agree with a reference.
-
-    Objects whose templates are the same can be swapped without any change of the posterior. Of all
-    such swaps this takes the one under which the most points have the object of the reference.
-    """
-    num_objects = parts.num_objects
-    kinds = template_kinds(parts)
-    both = is_object(reference, num_objects) & is_object(labels, num_objects)
-    agree = np.zeros((num_objects, num_objects))
-    np.add.at(agree, (labels[both], reference[both]), 1.0)
-    agree += 0.5 * np.eye(num_objects)  # no swap without need
-    swap = kinds[:, None] == kinds
-    return linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)[1]
-
-
-def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> Result:
-    """Rename identical objects of a result for one scene so that they agree with a reference.
-
-    Partition, poses and columns of the match change together.
-    """
-    num_objects = parts.num_objects
-    new_name = renaming(result.labels, parts, reference)
-    old_name = np.argsort(new_name)
-    groups = [np.flatnonzero(result.owner == k) for k in range(num_objects)]
-    columns = np.arange(len(result.owner))  # clutter keeps its slots
-    for k, group in enumerate(groups):
-        columns[group] = groups[old_name[k]]
-    return replace(
-        result,
-        match_probs=result.match_probs[:, columns],
-        pose_mean=result.pose_mean[old_name],
-        pose_covariance=result.pose_covariance[old_name],
-        labels=np.r_[new_name, num_objects, -1][result.labels],
-    )
 
 
 def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray, "vertices 2"]]:
@@ -111,11 +68,6 @@ def truth_outlines(
     points = np.asarray(scene.points)[:, :2]
     objects = np.unique(labels[is_object(labels, num_objects)])
     return {int(k): in_angular_order(points[labels == k]) for k in objects}
-
-
-def is_object(labels: Int[np.ndarray, " N"], num_objects: int | None) -> Bool[np.ndarray, " N"]:
-    """Which rows belong to an object: no dummies and, where K is given, no clutter."""
-    return (labels >= 0) & (labels < (np.inf if num_objects is None else num_objects))
 
 
 def in_angular_order(vertices: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:

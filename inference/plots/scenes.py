@@ -18,14 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
+from inference.diagnostics.naming import is_object, relabel
 from inference.diagnostics.readout import is_averaged
-from inference.plots.outlines import (
-    Outlines,
-    is_object,
-    relabel,
-    result_outlines,
-    truth_outlines,
-)
+from inference.plots.outlines import Outlines, result_outlines, truth_outlines
 from inference.result import Result
 from models.scenes import Scene
 from models.templates import Parts, object_names

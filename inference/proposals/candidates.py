@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from inference.proposals.frames import OUTSIDE, Put, frames_of, promising, put_on
 from inference.proposals.plan import Plan, tuples_of_points
@@ -193,7 +193,7 @@ def _nearest(
 ) -> Int[Array, "most H"]:
     """The point matched to each part, -1 for none; basis points stay fixed."""
     weight = parts.feature_mask[..., None] / spread
-    limit = jnp.asarray(chi2.isf(OUTSIDE, np.arange(1, parts.num_features + 1)))
+    limit = jnp.asarray(chdtri(np.arange(1, parts.num_features + 1), OUTSIDE))
     seen = model.seen[:, None] & parts.feature_mask  # (N, most, d)
     squared = sum(
         model.seen[:, None, j, None]

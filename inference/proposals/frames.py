@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from models.numerics.linalg import inverse_and_log_det, total
 from models.program.reading import LinearGaussianModel
@@ -132,7 +132,7 @@ def promising(
     """
     seen = model.seen[:, :2].all(axis=1)
     points = model.points[:, :2]
-    reach = jnp.sqrt(chi2.isf(OUTSIDE, 2) * frames.spread[..., :2].max(axis=-1))  # (bases, most)
+    reach = jnp.sqrt(chdtri(2, OUTSIDE) * frames.spread[..., :2].max(axis=-1))  # (bases, most)
     low = jnp.where(seen[:, None], points, jnp.inf).min(axis=0)
     high = jnp.where(seen[:, None], points, -jnp.inf).max(axis=0)
     cell = jnp.maximum((high - low).max() / (CELLS - 2 * AROUND - 1), reach.max() / (AROUND - 0.5))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from inference.proposals.candidates import Candidates, best_few
 from inference.proposals.frames import OUTSIDE
@@ -26,7 +26,7 @@ from models.templates import pose_of_part
 NUM_PARSES = 16
 """Parses of a scene that are kept."""
 
-EDGE = float(0.5 * chi2.isf(OUTSIDE, 2))
+EDGE = float(0.5 * chdtri(2, OUTSIDE))
 """Nats that a point at the edge of a gate costs, in units of the gate."""
 
 _NEVER = 1e3  # nats; what a missing part costs that the program does not allow to be missing

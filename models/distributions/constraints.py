@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -21,6 +22,7 @@ class _Assignment(constraints._SingletonConstraint):
     event_dim = 2
 
     def __call__(self, x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
+        x = _concrete(x)
         return _binary(x) & _sums_to_one(x, axis=-1)
 
     def feasible_like(self, prototype: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
@@ -31,7 +33,7 @@ class _PermutationMatrix(_Assignment):
     """Entries 0 or 1, a single 1 in every row and every column."""
 
     def __call__(self, x: Float[Array, "*batch N N"]) -> Bool[Array, "*batch"]:
-        return super().__call__(x) & _sums_to_one(x, axis=-2)
+        return super().__call__(x) & _sums_to_one(_concrete(x), axis=-2)
 
 
 class _DoublyStochastic(constraints._SingletonConstraint):
@@ -40,6 +42,7 @@ class _DoublyStochastic(constraints._SingletonConstraint):
     event_dim = 2
 
     def __call__(self, x: Float[AnyArray, "*batch N N"]) -> Bool[Array, "*batch"]:
+        x = _concrete(x)
         nonnegative = (x >= 0).all(axis=(-2, -1))
         return nonnegative & _sums_to_one(x, axis=-1) & _sums_to_one(x, axis=-2)
 
@@ -53,7 +56,7 @@ class _LogWeights(constraints._SingletonConstraint):
     event_dim = 2
 
     def __call__(self, x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
-        return (x < float("inf")).all(axis=(-2, -1))  # NaN compares false
+        return (_concrete(x) < float("inf")).all(axis=(-2, -1))  # NaN compares false
 
     def feasible_like(self, prototype: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
         return jnp.zeros(prototype.shape)
@@ -125,6 +128,11 @@ def all_permutation_matrices(size: int) -> Float[np.ndarray, "size! size size"]:
         rest = np.tile(columns, (length + 1, 1))
         columns = np.concatenate([rank[:, None], rest + (rest >= rank[:, None])], axis=1)
     return np.eye(size)[columns]
+
+
+def _concrete(x: Float[AnyArray, "*batch M N"]) -> Float[AnyArray, "*batch M N"]:
+    """Numbers that are known as a numpy array, so that a check of them compiles nothing."""
+    return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
 def _binary(x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:

@@ -321,6 +321,7 @@ def point_count(
     return CategoricalLogits(logsumexp(log_prob, axis=1), validate_args=False)
 
 
+@jax.jit
 def weighted_sum(
     match: Float[Array, "*batch M N"], weights: Float[Array, "*batch M N"]
 ) -> Float[Array, "*batch"]:
@@ -330,6 +331,7 @@ def weighted_sum(
     )
 
 
+@jax.jit
 def _safe_log(probs: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
     """The log, -inf at zero, with a gradient of zero and not NaN there."""
     possible = jnp.asarray(probs) > 0

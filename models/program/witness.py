@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro.distributions as dist
+import scipy
 from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
-from scipy.stats import dirichlet, gamma
 
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch, weighted_sum
@@ -33,6 +33,7 @@ from models.program.sites import (
     without_shape,
 )
 from models.scenes import Scene
+from models.templates import pose_of_part
 
 LARGEST = 1e12
 """The largest number of a program's distributions, precisions included: beyond it the digits of a
@@ -87,8 +88,10 @@ def log_densities(model: LinearGaussianModel, values: Mapping[str, Any]) -> dict
     shift = pose - model.pose_mean
     precise = np.linalg.solve(model.pose_covariance, shift[..., None])[..., 0]
     log_det = np.linalg.slogdet(2 * np.pi * model.pose_covariance)[1]
-    variance = np.asarray(parts.variance_at(values.get("precision", 1.0)))
-    predicted = np.asarray(parts.predict(pose))
+    precision = np.where(parts.is_clutter, 1.0, values.get("precision", 1.0))
+    variance = parts.variance / precision[:, None]
+    owner = pose_of_part(parts.owner, model.num_objects)
+    predicted = np.einsum("ndp,np->nd", parts.F, pose[owner]) + parts.offset
     residual = model.points[:, None] - predicted
     log_normal = -0.5 * (residual**2 / variance + np.log(2 * np.pi * variance))
     counted = model.seen[:, None] & parts.feature_mask
@@ -100,11 +103,11 @@ def log_densities(model: LinearGaussianModel, values: Mapping[str, Any]) -> dict
     if model.precision_prior is not None:
         concentration, rate = model.precision_prior
         density["precision"] = float(
-            gamma(concentration, scale=1 / rate).logpdf(values["precision"])
+            scipy.stats.gamma(concentration, scale=1 / rate).logpdf(values["precision"])
         )
     if model.part_prior is not None:
         probs = values["part_probs"]
-        density["part_probs"] = float(dirichlet(model.part_prior).logpdf(probs))
+        density["part_probs"] = float(scipy.stats.dirichlet(model.part_prior).logpdf(probs))
     return density
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from capsules.experiments.generator import sample_scenes
 from inference.diagnostics.metrics import same_partition
+from inference.diagnostics.naming import relabel
 from inference.diagnostics.readout import most_probable_match
 from inference.plots import outlines, scenes
 from inference.result import Result
@@ -116,7 +117,7 @@ def test_draws_are_drawn_at_the_match_that_most_of_them_have():
     averaged = POSES * np.array([1, 1, 0, 0])
     result = make_result(poses=averaged, draws=draws, elbo=None, method="nuts")
     np.testing.assert_array_equal(most_probable_match(result), turned[swapped])
-    for named in (result, outlines.relabel(result, PARTS, SWAPPED.labels)):
+    for named in (result, relabel(result, PARTS, SWAPPED.labels)):
         assert set(outlines.result_outlines(named, PARTS)) == {0, 1, 2}
         points = SCENE.points[named.labels == 0]
         centre = outlines.result_outlines(named, PARTS)[0].mean(axis=0)
@@ -151,7 +152,7 @@ def test_identical_templates_are_found():
 
 
 def test_relabelling_undoes_a_swap_of_identical_objects():
-    result = outlines.relabel(SWAPPED, PARTS, TRUTH)
+    result = relabel(SWAPPED, PARTS, TRUTH)
     np.testing.assert_array_equal(result.labels, TRUTH)
     np.testing.assert_array_equal(result.pose_mean, POSES)
     np.testing.assert_array_equal(result.match_probs, np.eye(11))
@@ -159,12 +160,12 @@ def test_relabelling_undoes_a_swap_of_identical_objects():
 
 def test_relabelling_leaves_other_mistakes_alone():
     mistaken = make_result(labels=np.where(TRUTH == 0, 1, TRUTH))
-    np.testing.assert_array_equal(outlines.relabel(mistaken, PARTS, TRUTH).labels, mistaken.labels)
+    np.testing.assert_array_equal(relabel(mistaken, PARTS, TRUTH).labels, mistaken.labels)
 
 
 def test_relabelling_does_not_swap_without_need():
     result = make_result(labels=np.full(11, -1))
-    again = outlines.relabel(result, PARTS, TRUTH)
+    again = relabel(result, PARTS, TRUTH)
     np.testing.assert_array_equal(again.pose_mean, POSES)
     np.testing.assert_array_equal(again.labels, -1)
 
@@ -173,7 +174,7 @@ def test_relabelling_does_not_swap_without_need():
 def test_relabelling_keeps_the_partition_and_what_is_predicted(seed):
     rng = np.random.default_rng(seed)
     result = make_result(rng.integers(-1, 3, 11), match=rng.dirichlet(np.ones(11), 11))
-    again = outlines.relabel(result, PARTS, TRUTH)
+    again = relabel(result, PARTS, TRUTH)
     assert same_partition(again.labels, result.labels)
     assert (again.labels == TRUTH).sum() >= (result.labels == TRUTH).sum()
     before, after = (r.match_probs @ PARTS.predict(r.pose_mean) for r in (result, again))
