@@ -151,8 +151,8 @@ def stack(
     if clutter:
         slots = _clutter_slots(stacked, clutter, clutter_mean, clutter_scale)
         stacked = Parts(*(np.concatenate(x) for x in zip(stacked, slots, strict=True)))
-    F, offset, variance = (jnp.asarray(x) for x in stacked[:3])
-    return stacked._replace(F=F, offset=offset, variance=variance)
+    numbers = [jnp.asarray(x) for x in stacked[:3]]
+    return stacked._replace(F=numbers[0], offset=numbers[1], variance=numbers[2])
 
 
 def with_clutter(parts: Parts, slots: int, mean: ArrayLike = 0.0, scale: ArrayLike = 1.0) -> Parts:
