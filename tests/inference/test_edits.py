@@ -384,6 +384,23 @@ def test_a_cell_is_the_right_number_or_a_refusal(edit, method):
     CHECKS[method](edit, method, result)
 
 
+@pytest.mark.parametrize("start", ["draws", "uniform"])
+@pytest.mark.parametrize(
+    "edit",
+    rows(
+        [edit for edit in EDITS if edit.cells["ds"] == NUMBER],
+        lambda edit: edit.name in ("base", "a Gamma precision"),
+    ),
+)
+def test_other_starts_of_coordinate_ascent_stay_below_the_evidence(edit, start):
+    result = cavi.run(edit.program_of("ds"), edit.scene, KEY, init_strategy=start, num_restarts=4)
+    evidence = edit.log_evidence(edit.family_of("ds"))
+    assert result.elbo <= evidence + rounding(edit)
+    _, widest = edit.gap or usual_gap(edit, edit.family_of("ds"))
+    if start == "draws":  # at draws of the parses; a uniform start may end in a worse optimum
+        assert evidence - result.elbo <= widest
+
+
 def test_the_table_is_as_large_as_it_claims():
     assert len(EDITS) >= 35
     assert len({edit.name for edit in EDITS}) == len(EDITS)
