@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from capsules.baselines import dynamic_routing, em_routing
-from inference import cavi, exact, gibbs, nuts, ransac, svi
+from inference import cavi, exact, gibbs, map_parse, nuts, ransac, svi
 from inference.method import Report
 from inference.result import Result
 from inference.variational import published
@@ -43,10 +43,13 @@ class Method(NamedTuple):
     """Names of the options that it takes."""
 
 
-def _exact(
-    program: Program, scene: Scene, rng_key: Array, *, progress_bar: bool | Report = False
-) -> Result:
-    return exact.run(program, scene, progress_bar=progress_bar)
+def _without_key(run: Callable[..., Result]) -> Callable[..., Result]:
+    """A method that draws nothing, called as the others are."""
+
+    def keyless(program: Program, scene: Scene, rng_key: Array, **options: Any) -> Result:
+        return run(program, scene, **options)
+
+    return keyless
 
 
 _svi = functools.partial(svi.run, num_particles=4)
@@ -84,7 +87,8 @@ METHODS: dict[str, Method] = {
     "ds": Method(cavi.run, "doubly_stochastic", _ASCENT),
     "gmm": Method(cavi.run, "mixture", _ASCENT),
     "ransac": Method(ransac.run, "doubly_stochastic", _RANSAC),
-    "exact": Method(_exact, "doubly_stochastic"),
+    "map": Method(_without_key(map_parse.run), "doubly_stochastic"),
+    "exact": Method(_without_key(exact.run), "doubly_stochastic"),
     "svi": Method(_svi, "doubly_stochastic"),
     "nuts": Method(_nuts, "doubly_stochastic", _CHAINS),
     "gibbs": Method(_gibbs, "doubly_stochastic", _CHAINS),
@@ -135,7 +139,7 @@ PRIORS: dict[str, Callable[..., Any]] = {
 }
 """The program of each prior over matches; it takes `parts` and `precision`."""
 
-_WITH_PRESENCE = ("ds", "exact", "nuts", "gibbs")
+_WITH_PRESENCE = ("ds", "map", "exact", "nuts", "gibbs")
 """Methods that take a program which leaves open which objects are present."""
 
 

@@ -141,6 +141,16 @@ def partition(
     return np.where(present, mass.argmax(axis=-1), -1)
 
 
+def certain(
+    match: Int[np.ndarray, "scenes N"], present: Bool[np.ndarray, "scenes N"]
+) -> Float[np.ndarray, "scenes N N"]:
+    """A match as probabilities; dummy rows share the parts that are left."""
+    points = np.where(present[..., None], np.eye(match.shape[-1])[match], 0.0)
+    left = 1.0 - points.sum(axis=1, keepdims=True)
+    dummies = np.maximum((~present).sum(axis=1), 1)[:, None, None]
+    return np.where(present[..., None], points, left / dummies)
+
+
 def grouping_of(
     labels: Int[np.ndarray, "*batch N"], num_objects: int | None
 ) -> Bool[np.ndarray, "*batch N N"]:

@@ -20,7 +20,7 @@ import scipy
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 
-from inference.result import Result, grouping_of
+from inference.result import Result, certain, grouping_of
 from models.errors import InputError
 
 METRICS = ("sa", "ari", "vi", "scene_accuracy")
@@ -96,7 +96,7 @@ def slot_labels(result: Result) -> Int[np.ndarray, "scenes N"]:
     """
     present = np.atleast_2d(result.scene.present)
     if result.best_match is not None:
-        match_probs = _certain(np.atleast_2d(result.best_match), present)
+        match_probs = certain(np.atleast_2d(result.best_match), present)
     else:
         match_probs = result.match_probs if result.is_batch else result.match_probs[None]
     mass = match_probs @ np.eye(result.owner.max() + 1)[result.owner]
@@ -168,16 +168,6 @@ def same_partition(
     """
     groupings = (grouping_of(labels, num_objects) for labels in (first, second))
     return np.equal(*groupings).all(axis=(-2, -1))
-
-
-def _certain(
-    match: Int[np.ndarray, "scenes N"], present: Bool[np.ndarray, "scenes N"]
-) -> Float[np.ndarray, "scenes N N"]:
-    """A match as probabilities; dummy rows share the parts that are left."""
-    points = np.where(present[..., None], np.eye(match.shape[-1])[match], 0.0)
-    left = 1.0 - points.sum(axis=1, keepdims=True)
-    dummies = np.maximum((~present).sum(axis=1), 1)[:, None, None]
-    return np.where(present[..., None], points, left / dummies)
 
 
 def _one_scene(

@@ -121,7 +121,7 @@ def odds(
     state = state - state.max(axis=0)
     pair = jnp.stack([jnp.asarray(model.match_logits) for model in models]) - missing[:, None]
     opened = jnp.append(state, jnp.zeros((len(models), 1)), axis=1)[:, owner]  # clutter is free
-    single = jnp.stack([_log_density(model) for model in models]) + pair + opened[:, None]
+    single = jnp.stack([pair_log_density(model) for model in models]) + pair + opened[:, None]
     others = (jnp.isfinite(weight), jnp.asarray(outside), jnp.asarray(lack))
     return Odds(pair, state, single.max(axis=(0, 2)), *others)
 
@@ -133,7 +133,7 @@ def _missing(model: LinearGaussianModel, never: float) -> Float[Array, " N"]:
     return jnp.where(seen.all(), never, jnp.asarray(model.match_logits)[dummy])
 
 
-def _log_density(model: LinearGaussianModel) -> Float[Array, "N N"]:
+def pair_log_density(model: LinearGaussianModel) -> Float[Array, "N N"]:
     """Log density of each point as each part, or slot for clutter, by itself."""
     parts = model.parts
     of = pose_of_part(parts.owner, model.num_objects)

@@ -65,8 +65,8 @@ class Either(NamedTuple):
     sites: tuple[str, ...]
 
 
-METHODS = ("ds", "gmm", "exact", "ransac", "svi", "svi-auto", "nuts", "gibbs")
-"""The seven methods, `svi` with the mean-field guide and with an automatic one."""
+METHODS = ("ds", "gmm", "exact", "ransac", "map", "svi", "svi-auto", "nuts", "gibbs")
+"""All methods, `svi` with the mean-field guide and with an automatic one."""
 
 Cells = dict[str, str | Refused | Either]
 
