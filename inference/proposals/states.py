@@ -5,6 +5,7 @@ enumerate. The best parses of the scene say which of them have weight.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import jax
@@ -14,12 +15,12 @@ from numpyro.distributions import Distribution
 
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.solve import Conditions, Runs, Solve, mixed, refuse_impossible
-from inference.proposals.parses import Parses
+from inference.proposals.parses import Parses, with_points
 from inference.proposals.plan import twins
 from inference.proposals.propose import CLOSE, propose
 from inference.result import Result
 from models.errors import ConjugacyError
-from models.program.batches import Open
+from models.program.batches import Open, Skeleton
 from models.program.sites import Program, described
 from models.scenes import Scene
 
@@ -60,7 +61,8 @@ def solve_likely_states(
     readings = [reading.some(own) for own in each]
     parses = propose(readings, log_prior, whole=False)
     twin = twins(readings, log_prior)
-    scene, flags, own = _with_swaps(*_by_state(parses), twin, reading.skeleton.parts)
+    runs = _with_changes(*_by_state(parses), with_points(readings), reading.skeleton)
+    scene, flags, own = _with_swaps(*runs, twin, reading.skeleton.parts)
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
     unmet = np.setdiff1d(np.arange(num_scenes), scene[possible])
@@ -117,6 +119,34 @@ def _by_state(
     chosen = jax.tree.map(lambda x: x[rows[:, None], columns], parses)
     chosen = chosen._replace(value=np.where(columns >= 0, chosen.value, -np.inf))
     return rows, np.stack(flags), chosen
+
+
+def _with_changes(
+    scene: Int[np.ndarray, " runs"],
+    flags: Int[np.ndarray, "runs K"],
+    own: Parses,
+    states: tuple[int, ...],
+    skeleton: Skeleton,
+) -> tuple[Int[np.ndarray, " more"], Int[np.ndarray, "more K"], Parses]:
+    """Add other states of the objects of each scene's best parse, if there are at most `MAX_SETS`.
+
+    A parse has the best state of each object for its points, and others may come close.
+
+    Args:
+        states: those in which objects may have points.
+    """
+    met = np.stack([(own.match[:, 0][:, parts] >= 0).any(axis=1) for parts in skeleton.parts], 1)
+    known = {(s, state.tobytes()) for s, state in zip(scene, flags, strict=True)}
+    runs, more = list(range(len(scene))), list(flags)
+    for i in np.unique(scene, return_index=True)[1]:
+        choices = [states if has else (state,) for has, state in zip(met[i], flags[i], strict=True)]
+        if math.prod(map(len, choices)) > MAX_SETS:
+            continue
+        others = (np.array(x, flags.dtype) for x in itertools.product(*choices))
+        new = [state for state in others if (scene[i], state.tobytes()) not in known]
+        runs += [i] * len(new)
+        more += new
+    return scene[runs], np.stack(more), jax.tree.map(lambda x: np.asarray(x)[runs], own)
 
 
 def _with_swaps(
