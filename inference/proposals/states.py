@@ -61,8 +61,8 @@ def solve_likely_states(
     readings = [reading.some(own) for own in each]
     parses = propose(readings, log_prior, whole=False)
     twin = twins(readings, log_prior)
-    runs = _with_changes(*_by_state(parses), with_points(readings), reading.skeleton)
-    scene, flags, own = _with_swaps(*runs, twin, reading.skeleton.parts)
+    changed = _with_changes(*_by_state(parses), with_points(readings), reading.skeleton)
+    scene, flags, own = _with_swaps(*changed, twin, reading.skeleton.parts)
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
     unmet = np.setdiff1d(np.arange(num_scenes), scene[possible])
