@@ -1,23 +1,39 @@
-"""Parses of large scenes: a beam search over candidate objects.
+"""Parses of large scenes: candidate objects, and the best sets of them that share no point.
 
 The gate starts tight, and is widened while points stay unexplained or fit badly.
 """
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from inference.devices import compiled
+from inference.proposals.beam import beam_search
 from inference.proposals.candidates import MAX_JUDGED, TIGHT, Candidates, find
-from inference.proposals.parses import EDGE, Parses, Pass, best_parses, judged_at, odds, with_points
+from inference.proposals.packing import best_packing
+from inference.proposals.parses import (
+    EDGE,
+    Odds,
+    Parses,
+    Pass,
+    claims,
+    gains,
+    judged_at,
+    odds,
+    parses_of,
+    with_points,
+)
 from inference.proposals.plan import Plan, make_plan
 from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
+
+MANY_OBJECTS = 16
+"""Beyond which the best parse is found by set packing, as a beam would lose it."""
 
 MANY_PARTS = 32
 """Parts of all objects beyond which only the most promising hypotheses are judged closely."""
@@ -32,7 +48,8 @@ class Effort(NamedTuple):
     gate: float
     """Gate variance in units of the noise; zero for the noise capped at `TIGHT`."""
     candidates: int
-    """Of each kind, before points are left out, at least; four for each object of a kind."""
+    """Of each kind, before points are left out, at least. There are four for each object of a kind,
+    and as many as points where objects are many."""
     width: int
     """Of the beam: parses so far that are kept."""
     more: int
@@ -86,13 +103,16 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
     """Compiled once for each plan and effort."""
     plan = hashable.plan
     copies = int(np.bincount(plan.kind).max())
-    count = max(effort.candidates, 4 * copies)
+    many = len(plan.owner) if len(plan.kind) > MANY_OBJECTS else 4 * copies
+    count = max(effort.candidates, many)
 
     def gate_of(model: LinearGaussianModel) -> Float[Array, "N d"]:
         variance = model.parts.variance
         return effort.gate * variance if effort.gate else jnp.minimum(variance, TIGHT)
 
-    def of_scene(log_prior: Float[Array, "S K"], models: tuple[LinearGaussianModel, ...]) -> Parses:
+    def candidates_of(
+        models: tuple[LinearGaussianModel, ...], log_prior: Float[Array, "S K"]
+    ) -> tuple[LinearGaussianModel, Odds, Candidates]:
         judged = [judged_at(model, gate_of(model)) if whole else model for model in models]
         outside = EDGE if whole else EDGE * EFFORTS[-1].gate
         known = odds(judged, log_prior, plan.owner, outside, EDGE if whole else 0.0)
@@ -103,17 +123,70 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
             few = effort.gate and len(plan.owner) <= MANY_PARTS
             number = 16 * MAX_JUDGED if few else MAX_JUDGED
             found.append(find(judged[s], plan, gate_of(models[s]), worth, count, number))
-        candidates = jax.tree.map(lambda *x: jnp.stack(x), *found)
-        parses = best_parses(judged[states[0]], known, plan, candidates, states, effort.width)
-        ratio = (gate_of(models[states[0]]) / judged[states[0]].parts.variance).min(axis=1)
+        return judged[states[0]], known, jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+    def gains_and_claims(
+        model: LinearGaussianModel, known: Odds, candidates: Candidates
+    ) -> tuple[Float[Array, "K C"], Bool[Array, "kinds N C"]]:
+        return gains(known, plan, candidates, states), claims(candidates, len(model.points))
+
+    def ranked(
+        models: tuple[LinearGaussianModel, ...],
+        model: LinearGaussianModel,
+        known: Odds,
+        candidates: Candidates,
+        choice: Int[Array, "W K"],
+    ) -> Parses:
+        parses = parses_of(model, known, plan, candidates, states, choice)
+        ratio = (gate_of(models[states[0]]) / model.parts.variance).min(axis=1)
         narrowest = jnp.where(plan.owner < len(plan.kind), ratio, jnp.inf).min()
         return parses._replace(misfit=parses.misfit / (EDGE * narrowest))
 
+    def by_beam(models: tuple[LinearGaussianModel, ...], log_prior: Float[Array, "S K"]) -> Parses:
+        found = candidates_of(models, log_prior)
+        present = found[0].seen.any(axis=1)
+        choice = beam_search(*gains_and_claims(*found), present, plan, effort.width)
+        return ranked(models, *found, choice)
+
+    if len(plan.kind) <= MANY_OBJECTS:
+        return over_scenes(by_beam)
+
+    def to_pack(models: tuple[LinearGaussianModel, ...], log_prior: Float[Array, "S K"]) -> Any:
+        found = candidates_of(models, log_prior)
+        return *found[1:], *gains_and_claims(*found), found[0].seen.any(axis=1)
+
+    def packed(models: tuple[LinearGaussianModel, ...], *found: Any) -> Parses:
+        judged = judged_at(models[states[0]], gate_of(models[states[0]]))
+        return ranked(models, judged if whole else models[states[0]], *found)
+
+    search, finish = over_scenes(to_pack), over_scenes(packed, 3)
+
+    def by_packing(
+        models: list[LinearGaussianModel], log_prior: Float[np.ndarray, "S K"]
+    ) -> Parses:
+        known, candidates, gain, claimed, present = search(models, log_prior)
+        each = zip(
+            *map(np.asarray, (gain, claimed, present, known.outside, known.lack)), strict=True
+        )
+        choice = [best_packing(*own, plan=plan) for own in each]
+        return finish(models, known, candidates, np.array(choice)[:, None])
+
+    return by_packing
+
+
+def over_scenes(function: Callable[..., Any], batched: int = 0) -> Callable[..., Any]:
+    """Compile a function of the pieces of one scene for a batch of them.
+
+    Args:
+        batched: how many of the further arguments have an axis of scenes, the first.
+    """
+
     @compiled
-    def search(models: list[LinearGaussianModel], log_prior: Float[Array, "S K"]) -> Parses:
+    def mapped(models: list[LinearGaussianModel], *others: Any) -> Any:
         width = models[0].points.shape[-1]
         axes = jax.tree.map(lambda x: -1 if x.shape[-1] == width else None, tuple(models))
         single = jax.tree.map(lambda x: x if x.shape[-1] == width else x[..., 0], tuple(models))
-        return jax.vmap(functools.partial(of_scene, log_prior), (axes,))(single)
+        each = tuple(0 if i < batched else None for i in range(len(others)))
+        return jax.vmap(function, (axes, *each))(single, *others)
 
-    return search
+    return mapped

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy.special import chdtri
 
-from inference.proposals.candidates import Candidates, best_few
+from inference.proposals.candidates import Candidates
 from inference.proposals.frames import OUTSIDE
 from inference.proposals.plan import Plan
 from models.numerics.arrays import AnyArray
@@ -146,93 +146,73 @@ def pair_log_density(model: LinearGaussianModel) -> Float[Array, "N N"]:
     return -0.5 * jnp.where(counted, energy, 0.0).sum(axis=-1)
 
 
-def best_parses(
+def claims(candidates: Candidates, num_points: int) -> Bool[Array, "kinds N SC"]:
+    """Which points each candidate of each kind has, those of all states together."""
+    return (_joined(candidates.match)[:, :, None] == jnp.arange(num_points)[:, None]).any(axis=1)
+
+
+def parses_of(
     model: LinearGaussianModel,
     odds: Odds,
     plan: Plan,
     candidates: Candidates,
     states: tuple[int, ...],
-    width: int,
+    choice: Int[Array, "W K"],
 ) -> Parses:
-    """A beam search: one object after another, largest first, has a candidate or none.
+    """The parses in which each object has the candidate of that number, or none, best first.
 
     Args:
         candidates: of objects in each of the `states`, with that axis first.
         states: those in which objects may have points.
+        choice: by number among the candidates of all states; one more than there are means none,
+            and -1 that this is no parse.
     """
-    num_points, num_objects = len(model.points), len(plan.kind)
-    gain = _gains(odds, plan, candidates, states)  # (K, S C): those of all states together
+    num_objects = len(plan.kind)
+    gain = gains(odds, plan, candidates, states)  # (K, S C)
     some = gain.shape[1]
-    joined = jnp.moveaxis(candidates.match, 0, -2).reshape(*candidates.match.shape[1:3], some)
-    rows = jnp.arange(num_points)[:, None]
-    claims = (joined[:, :, None] == rows).any(axis=1)  # (kinds, N, S C)
-    order = np.argsort(-plan.sizes, kind="stable")
-    before = np.full(num_objects, num_objects)  # the last of its twins that has been placed
-    for i, k in enumerate(order):
-        twins = [j for j in order[:i] if plan.twin[j] == plan.twin[k]]
-        before[k] = twins[-1] if twins else num_objects
-    promise = _promises(gain, claims[plan.kind])[order]
-    # What the objects that are yet to come can add for a point, at most.
-    later = jnp.append(promise[1:], jnp.zeros((1, num_points)), axis=0)
-    later = jax.lax.cummax(later, reverse=True)
-
-    def place(
-        beam: tuple[Array, Array, Array], step: tuple[Array, Array, Array, Array]
-    ) -> tuple[tuple[Array, Array, Array], None]:
-        value, free, choice = beam
-        k, twin, kind, later = step
-        claimed = claims[kind]  # (N, S C)
-        wanted = claimed.astype(jnp.float32)
-        fits = (1.0 - free.astype(jnp.float32)) @ wanted == 0  # (W, S C)
-        fits &= jnp.arange(some) > choice[:, twin, None]
-        values = jnp.where(fits, value[:, None] + gain[k], -jnp.inf)
-        values = jnp.concatenate([values, value[:, None]], axis=1)  # the last is: none
-        hopes = jnp.append(later @ claimed, 0.0)  # of the points that a candidate takes
-        hoped = values + (free @ later)[:, None] - hopes
-        _, cell = best_few(hoped.ravel(), width)
-        parent, chosen = jnp.divmod(cell, some + 1)
-        taken = claimed[:, jnp.minimum(chosen, some - 1)].T & (chosen < some)[:, None]
-        choice = choice[parent].at[:, k].set(chosen)
-        return (values.ravel()[cell], free[parent] & ~taken, choice), None
-
-    start = (
-        jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf),
-        jnp.broadcast_to(model.seen.any(axis=1), (width, num_points)),
-        jnp.full((width, num_objects + 1), -1),
-    )
-    steps: Any = tuple(map(jnp.asarray, (order, before[order], plan.kind[order], later)))
-    (value, free, choice), _ = jax.lax.scan(place, start, steps)
-    choice = choice[:, :-1]
-    placed = choice < some
-    match = jnp.full((width, len(plan.owner)), -1)
+    placed, chosen = (choice >= 0) & (choice < some), jnp.clip(choice, 0, some - 1)
+    joined = _joined(candidates.match)
+    match = jnp.full((len(choice), len(plan.owner)), -1)
     for k, (members, valid) in enumerate(zip(plan.members, plan.valid, strict=True)):
-        own = joined[plan.kind[k]][:, jnp.minimum(choice[:, k], some - 1)]
+        own = joined[plan.kind[k]][:, chosen[:, k]]
         match = match.at[:, members[valid]].set(jnp.where(placed[:, k], own, -1)[valid].T)
-    chosen = jnp.minimum(choice, some - 1) // (some // len(states))
-    state = jnp.where(placed, jnp.asarray(states)[chosen], jnp.argmax(odds.state, axis=0))
-    left_over = free.sum(axis=1)
+
+    def total(of_candidates: Float[Array, "K SC"]) -> Float[Array, " W"]:
+        own = jnp.take_along_axis(of_candidates, chosen.T, axis=1).T
+        return jnp.where(placed, own, 0.0).sum(axis=1)
+
+    state = jnp.asarray(states)[chosen // (some // len(states))]
+    state = jnp.where(placed, state, jnp.argmax(odds.state, axis=0))
+    number = jnp.stack([(match[:, plan.owner == k] >= 0).sum(1) for k in range(num_objects)], 1)
+    left_over = model.seen.any(axis=1).sum() - number.sum(axis=1)
     # A free object and a slot can have a point alone; others are outside of some part's gate.
     alone = (~placed).sum(axis=1) + plan.num_slots
-    value -= jnp.maximum(odds.lack * left_over, odds.outside * jnp.maximum(left_over - alone, 0))
-    number = jnp.stack([(match[:, plan.owner == k] >= 0).sum(1) for k in range(num_objects)], 1)
+    unexplained = jnp.maximum(
+        odds.lack * left_over, odds.outside * jnp.maximum(left_over - alone, 0)
+    )
+    value = jnp.where((choice >= 0).all(axis=1), total(gain) - unexplained, -jnp.inf)
     enough = jnp.minimum(plan.fewest + 1, plan.sizes)
     is_clear = (left_over <= plan.num_slots) & ((number == 0) | (number >= enough)).all(axis=1)
     of_part = jnp.append(state, jnp.zeros_like(state[:, :1]), axis=1)[:, plan.owner]
     may_miss = odds.may_miss[of_part, jnp.arange(len(plan.owner))] | (plan.owner == num_objects)
     is_clear &= (may_miss | (match >= 0)).all(axis=1)
-    misfit = jnp.moveaxis(candidates.misfit, 0, -2).reshape(-1, some)[plan.kind]
-    own = jnp.take_along_axis(misfit, jnp.minimum(choice, some - 1).T, axis=1).T
-    misfit = jnp.where(placed, own, 0.0).sum(axis=1)
+    misfit = total(_joined(candidates.misfit)[plan.kind])
     missing = (placed * (plan.sizes - number)).sum(axis=1)
     ranked = jnp.argsort(-value)
     found = Parses(match, state, value, misfit, left_over, missing, is_clear)
     return jax.tree.map(lambda x: x[ranked], found)
 
 
-def _gains(
+def _joined(of_states: Float[Array, "S kinds *most C"]) -> Float[Array, "kinds *most SC"]:
+    """Candidates of all states side by side."""
+    moved = jnp.moveaxis(of_states, 0, -2)
+    return moved.reshape(*moved.shape[:-2], -1)
+
+
+def gains(
     odds: Odds, plan: Plan, candidates: Candidates, states: tuple[int, ...]
 ) -> Float[Array, "K SC"]:
-    """What each candidate of each object adds to the value of a parse."""
+    """What each candidate of each object, in each of the `states`, adds to the value of a parse."""
 
     def of_object(k: Any, kind: Any, members: Any, valid: Any) -> Float[Array, " SC"]:
         match, score = candidates.match[:, kind], candidates.score[:, kind]  # (S, most, C)
@@ -246,9 +226,3 @@ def _gains(
     return jax.vmap(of_object)(
         objects, plan.kind, jnp.asarray(plan.members), jnp.asarray(plan.valid)
     )
-
-
-def _promises(gain: Float[Array, "K C"], claims: Bool[Array, "K N C"]) -> Float[Array, "K N"]:
-    """What each object can add for a point, at most: the best share of a candidate's gain."""
-    share = gain / jnp.maximum(claims.sum(axis=1), 1)
-    return jnp.max(jnp.where(claims, share[:, None], 0.0), axis=2, initial=0.0)

@@ -126,7 +126,7 @@ EDITS = {
     "the prior of faces": ("models/faces.py", "numpyro.sample", "numpyro. sample"),
     "a template": ("models/templates.py", "[[1, 2], [3, 1], [3, 3]]", "[[1, 2], [3, 0], [3, 3]]"),
     "a setting": ("capsules/methods.py", '"num_restarts": 5', '"num_restarts": 6'),
-    "a method": ("inference/ransac.py", "import", "import  "),
+    "a method": ("inference/ransac/search.py", "import", "import  "),
     "the version": ("capsules/__init__.py", '__version__ = "', '__version__ = "9'),
 }
 

@@ -12,8 +12,8 @@ from capsules.experiments.generator import sample_scenes
 from capsules.files.scenes import load_scenes
 from inference import ransac
 from inference.diagnostics.metrics import METRICS, partition_metrics
-from inference.proposals import hypotheses
-from inference.proposals.covers import Candidates, best_cover, promises, sequential_cover
+from inference.ransac import hypotheses, search
+from inference.ransac.covers import Candidates, best_cover, promises, sequential_cover
 from models.constellation import constellation
 from models.errors import InputError
 from models.geometry import DESIGNS
@@ -320,7 +320,7 @@ def test_basis_sizes():
         program = functools.partial(constellation, parts=parts)
         scene = Scene(np.zeros((10, 2)), np.ones(10, bool))
         model = read(program, scene)
-        plan = ransac.make_plan(skeleton_of(model), "all")
+        plan = search.make_plan(skeleton_of(model), "all")
         assert plan.basis.shape == (2, math.comb(5, size), size)
 
 

@@ -1,8 +1,8 @@
 """RANSAC: a few points fix the pose of an object, and its other parts have to be where it says.
 
 Every small tuple of points of the scene is taken for a basis of every template; the parts that are
-where the pose says are the object's (`inference.proposals.hypotheses`), and of all these hypotheses
-a set that explains the scene is chosen (`inference.proposals.covers`).
+where the pose says are the object's (`inference.ransac.hypotheses`), and of all these hypotheses
+a set that explains the scene is chosen (`inference.ransac.covers`).
 """
 
 import functools
@@ -19,8 +19,9 @@ from jaxtyping import Array, Bool, Float, Int
 from inference.devices import mesh_of, sharded
 from inference.method import Report, method, reporter
 from inference.proposals import starts
-from inference.proposals.covers import Candidates, best_cover, promises, sequential_cover
-from inference.proposals.hypotheses import (
+from inference.proposals.starts import Structure
+from inference.ransac.covers import Candidates, best_cover, promises, sequential_cover
+from inference.ransac.hypotheses import (
     Hypotheses,
     Settings,
     Template,
@@ -32,7 +33,6 @@ from inference.proposals.hypotheses import (
     stray_cost,
     tuples_of_points,
 )
-from inference.proposals.starts import Structure
 from inference.result import Result, partition
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.proposals.covers import Candidates
+from inference.ransac.covers import Candidates
 from models.numerics.linalg import inverse_and_log_det
 from models.program.reading import LinearGaussianModel
 

@@ -1,0 +1,5 @@
+"""RANSAC: hypotheses from small tuples of points, and the cheapest cover of the scene by them."""
+
+from inference.ransac.search import PUBLISHED, run
+
+__all__ = ["PUBLISHED", "run"]

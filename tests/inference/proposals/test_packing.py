@@ -1,0 +1,73 @@
+"""The best set of candidates that share no point, against all sets."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from inference.proposals.beam import beam_search
+from inference.proposals.packing import best_packing
+from inference.proposals.plan import Plan
+
+N, C = 8, 6
+KIND = np.array([0, 1, 0])  # the first and the last object are twins
+
+
+def plan(num_slots: int = 0) -> Plan:
+    owner = np.r_[np.repeat(np.arange(3), 3), np.full(num_slots, 3)]
+    members, valid = np.arange(9).reshape(3, 3), np.ones((3, 3), bool)
+    return Plan(owner, KIND, np.array([0, 1]), np.array([0, 1, 0]), members, valid, 2, ())
+
+
+def problem(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gains, the points of each candidate, and which rows are points; some are no candidates."""
+    rng = np.random.default_rng(seed)
+    claims = np.zeros((2, N, C), bool)
+    for kind, c in itertools.product(range(2), range(C)):
+        claims[kind, rng.choice(N - 1, rng.integers(2, 4), replace=False), c] = True
+    gain = rng.normal(2.0, 2.0, size=(2, C))[KIND]
+    gain[:, 4] = -np.inf
+    return gain, claims, np.arange(N) < N - 1
+
+
+def value(choice, gain, claims, present, outside, lack, num_slots):
+    """Of a parse, or None where two of its candidates share a point."""
+    own = [claims[KIND[k], :, c] for k, c in enumerate(choice) if c < C]
+    if sum(own, np.zeros(N, int)).max() > 1:
+        return None
+    left = int(present.sum() - sum(x.sum() for x in own))
+    alone = len(KIND) - len(own) + num_slots
+    total = sum(gain[k, c] for k, c in enumerate(choice) if c < C)
+    return total - max(lack * left, outside * max(left - alone, 0))
+
+
+def best_by_listing(*given):
+    values = (value(choice, *given) for choice in itertools.product(range(C + 1), repeat=3))
+    return max(x for x in values if x is not None)
+
+
+@pytest.mark.parametrize("num_slots", [0, 2])
+@pytest.mark.parametrize(("outside", "lack"), [(3.0, 0.0), (3.0, 1.0), (0.5, 4.0), (50.0, 0.0)])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_set_of_candidates_is_better(seed, outside, lack, num_slots):
+    gain, claims, present = problem(seed)
+    choice = best_packing(gain, claims, present, outside, lack, plan=plan(num_slots))
+    given = (gain, claims, present, outside, lack, num_slots)
+    assert value(choice, *given) == pytest.approx(best_by_listing(*given), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_wide_beam_finds_the_same(seed):
+    gain, claims, present = problem(seed)
+    kept = beam_search(jnp.asarray(gain), jnp.asarray(claims), jnp.asarray(present), plan(), 64)
+    given = (gain, claims, present, 0.0, 0.0, 0)
+    values = [value(c, *given) for c in np.asarray(kept) if (c >= 0).all()]
+    assert max(x for x in values if x is not None) == pytest.approx(best_by_listing(*given))
+    assert None not in values
+
+
+def test_nothing_is_worth_it():
+    gain, claims, present = problem(0)
+    choice = best_packing(-abs(gain), claims, present, 0.0, 0.0, plan=plan())
+    np.testing.assert_array_equal(choice, np.full(3, C))
