@@ -5,6 +5,7 @@ The gate starts tight, and is widened while points stay unexplained or fit badly
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ from inference.proposals.parses import (
     with_points,
 )
 from inference.proposals.plan import Plan, make_plan
+from models.numerics.arrays import AnyArray
 from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
 
@@ -70,7 +72,9 @@ def passes(
     """One search per effort, each with a wider gate."""
     num_points, num_scenes = readings[0].model.points.shape[::2]
     block = int(np.clip(ENTRIES // num_points**2, 1, 64))
-    for effort in EFFORTS:
+    many = readings[0].skeleton.num_objects > MANY_OBJECTS
+    # Through a wide gate many objects have more candidates than can be packed.
+    for effort in EFFORTS[:2] if many else EFFORTS:
         plan = _Hashable(make_plan(readings, log_prior, effort.more))
         compiled = _search(plan, effort, with_points(readings), whole)
 
@@ -111,7 +115,9 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
         return effort.gate * variance if effort.gate else jnp.minimum(variance, TIGHT)
 
     def candidates_of(
-        models: tuple[LinearGaussianModel, ...], log_prior: Float[Array, "S K"]
+        models: tuple[LinearGaussianModel, ...],
+        log_prior: Float[Array, "S K"],
+        among: Bool[Array, " N"] | None = None,
     ) -> tuple[LinearGaussianModel, Odds, Candidates]:
         judged = [judged_at(model, gate_of(model)) if whole else model for model in models]
         outside = EDGE if whole else EDGE * EFFORTS[-1].gate
@@ -122,7 +128,9 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
             # Through a wide gate many points are near, and a table of them tells little.
             few = effort.gate and len(plan.owner) <= MANY_PARTS
             number = 16 * MAX_JUDGED if few else MAX_JUDGED
-            found.append(find(judged[s], plan, gate_of(models[s]), worth, count, number))
+            seen = judged[s].seen if among is None else judged[s].seen & among[:, None]
+            own = replace(judged[s], seen=seen)
+            found.append(find(own, plan, gate_of(models[s]), worth, count, number))
         return judged[states[0]], known, jax.tree.map(lambda *x: jnp.stack(x), *found)
 
     def gains_and_claims(
@@ -151,27 +159,81 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
     if len(plan.kind) <= MANY_OBJECTS:
         return over_scenes(by_beam)
 
-    def to_pack(models: tuple[LinearGaussianModel, ...], log_prior: Float[Array, "S K"]) -> Any:
-        found = candidates_of(models, log_prior)
-        return *found[1:], *gains_and_claims(*found), found[0].seen.any(axis=1)
+    def to_pack(
+        models: tuple[LinearGaussianModel, ...],
+        among: Bool[Array, " N"],
+        log_prior: Float[Array, "S K"],
+    ) -> ToPack:
+        found = candidates_of(models, log_prior, among)
+        return ToPack(*found[1:], *gains_and_claims(*found), found[0].seen.any(axis=1))
 
     def packed(models: tuple[LinearGaussianModel, ...], *found: Any) -> Parses:
         judged = judged_at(models[states[0]], gate_of(models[states[0]]))
         return ranked(models, judged if whole else models[states[0]], *found)
 
-    search, finish = over_scenes(to_pack), over_scenes(packed, 3)
+    search, finish = over_scenes(to_pack, 1), over_scenes(packed, 3)
 
     def by_packing(
         models: list[LinearGaussianModel], log_prior: Float[np.ndarray, "S K"]
     ) -> Parses:
-        known, candidates, gain, claimed, present = search(models, log_prior)
-        each = zip(
-            *map(np.asarray, (gain, claimed, present, known.outside, known.lack)), strict=True
-        )
-        choice = [best_packing(*own, plan=plan) for own in each]
-        return finish(models, known, candidates, np.array(choice)[:, None])
+        seen = np.asarray(models[0].seen).any(axis=1).T
+        every = np.broadcast_to(seen, (models[0].points.shape[-1], len(plan.owner)))
+        found = jax.tree.map(np.asarray, search(models, every, log_prior))
+        parses = finish(models, found.known, found.candidates, found.choice(plan))
+        # Among few points an object with few points comes to light.
+        doubtful = every & ~_well_placed(np.asarray(parses.match)[:, 0], plan)
+        if np.asarray(parses.left_over).any():
+            more = jax.tree.map(np.asarray, search(models, doubtful, log_prior))
+            found = found.joined(more, len(states))
+            parses = finish(models, found.known, found.candidates, found.choice(plan))
+        return parses
 
     return by_packing
+
+
+class ToPack(NamedTuple):
+    """Candidates of some scenes, and what set packing needs to know of them."""
+
+    known: Odds
+    candidates: Candidates
+    gain: Float[AnyArray, "scenes K SC"]
+    claims: Bool[AnyArray, "scenes kinds N SC"]
+    present: Bool[AnyArray, "scenes N"]
+
+    def choice(self, plan: Plan) -> Int[np.ndarray, "scenes 1 K"]:
+        """The best packing of each scene."""
+        costs = (self.known.outside, self.known.lack)
+        each = zip(self.gain, self.claims, self.present, *costs, strict=True)
+        return np.array([best_packing(*own, plan=plan) for own in each])[:, None]
+
+    def joined(self, other: "ToPack", num_states: int) -> "ToPack":
+        """The candidates of both, those of each state together."""
+
+        def side_by_side(*both: np.ndarray) -> np.ndarray:
+            apart = (x.reshape(*x.shape[:-1], num_states, -1) for x in both)
+            whole = np.concatenate(list(apart), axis=-1)
+            return whole.reshape(*whole.shape[:-2], -1)
+
+        candidates = (self.candidates, other.candidates)
+        return self._replace(
+            candidates=jax.tree.map(lambda *x: np.concatenate(x, axis=-1), *candidates),
+            gain=side_by_side(self.gain, other.gain),
+            claims=side_by_side(self.claims, other.claims),
+        )
+
+
+def _well_placed(match: Int[np.ndarray, "scenes N"], plan: Plan) -> Bool[np.ndarray, "scenes N"]:
+    """The points of objects that have two more than would fix any pose."""
+    is_enough = np.stack(
+        [
+            (match[:, plan.owner == k] >= 0).sum(axis=1) >= plan.fewest + 2
+            for k in range(len(plan.kind))
+        ],
+        axis=1,
+    )
+    of_part = np.append(is_enough, np.zeros((len(match), 1), bool), axis=1)[:, plan.owner]
+    rows = np.arange(len(plan.owner))
+    return ((match[..., None] == rows) & of_part[..., None]).any(axis=1)
 
 
 def over_scenes(function: Callable[..., Any], batched: int = 0) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array, hstack, vstack
 
 from inference.proposals.plan import Plan
 
-SECONDS = 5.0
+SECONDS = 2.0
 """After which the best parse so far is taken."""
 
 
