@@ -178,6 +178,7 @@ def program_of(
     prior: str = "uniform",
     preset: str = "default",
     clutter: int = 0,
+    visibility: float | None = None,
 ) -> Program:
     """The constellations program as a method runs it.
 
@@ -188,6 +189,7 @@ def program_of(
         prior: a name in `PRIORS`.
         preset: a name in `PRESETS`.
         clutter: the most points of a scene that may belong to no object.
+        visibility: probability that a part of a present object is seen; by default 1.
     """
     for value, what, known in (
         (method, "method", EVERY_METHOD),
@@ -207,8 +209,13 @@ def program_of(
             f"clutter is for the preset 'default', got {preset!r}, whose methods know of none; "
             "leave one of the two out"
         )
+    if visibility is not None and (prior == "uniform" or not 0 < visibility <= 1):
+        raise InputError(
+            "the visibility is a probability above 0, for the priors presence and sized, got "
+            f"{visibility} with {prior!r}; try 0.9 with the prior presence"
+        )
     names = None if objects is None else tuple(objects)
-    return _program(method, names, precision, prior, preset, clutter)
+    return _program(method, names, precision, prior, preset, clutter, visibility)
 
 
 def methods_for(prior: str) -> tuple[str, ...]:
@@ -243,6 +250,7 @@ def infer(
     prior: str = "uniform",
     preset: str = "default",
     clutter: int = 0,
+    visibility: float | None = None,
     progress_bar: bool | Report = False,
     **options: Any,
 ) -> Result:
@@ -252,7 +260,8 @@ def infer(
     `num_restarts`, and go before what the preset says.
     """
     given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
-    program = check_options(method, seed, preset=preset, clutter=clutter, **given, **options)
+    given |= {"preset": preset, "clutter": clutter, "visibility": visibility}
+    program = check_options(method, seed, **given, **options)
     parts = templates(None if objects is None else tuple(objects), clutter)
     scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
     settings = PRESETS[preset].get(method, Preset({})).options | options
@@ -280,6 +289,7 @@ def check_options(
     prior: str = "uniform",
     preset: str = "default",
     clutter: int = 0,
+    visibility: float | None = None,
     **options: Any,
 ) -> Program:
     """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
@@ -289,7 +299,7 @@ def check_options(
             f"the precision must be at most {LARGEST:g}, got {precision}; it is one over the "
             "variance of a point, 1e4 by default"
         )
-    program = program_of(method, objects, precision, prior, preset, clutter)
+    program = program_of(method, objects, precision, prior, preset, clutter, visibility)
     if unknown := set(options) - _method(method, preset).options:
         preset = "" if preset == "default" else f" under the preset {preset!r}"
         raise InputError(
@@ -333,6 +343,7 @@ def _program(
     prior: str,
     preset: str,
     clutter: int,
+    visibility: float | None,
 ) -> Program:
     own = PRESETS[preset].get(method, Preset({})).program
     given: dict[str, Any] = {"parts": templates(objects, clutter)}
@@ -340,4 +351,6 @@ def _program(
         given["match_prior"] = EVERY_METHOD[method].match_prior
     if precision is not None:
         given["precision"] = precision
+    if visibility is not None:
+        given["visibility"] = visibility
     return functools.partial(own or PRIORS[prior], **given)

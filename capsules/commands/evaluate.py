@@ -20,6 +20,7 @@ from capsules.commands.options import (
     Restarts,
     Seed,
     Shapes,
+    Visibility,
     Weights,
 )
 from capsules.commands.shared import PAPER_SHAPES, Stopwatch, keep_compiled_code, shape_names
@@ -33,6 +34,7 @@ def evaluate(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes with their truth.")],
     method: Annotated[str, typer.Option(help="The method: ds, gmm, ransac, exact, ....")] = "ds",
     prior: Prior = "uniform",
+    visibility: Visibility = None,
     clutter: Clutter = 0,
     preset: Preset = "default",
     restarts: Restarts = None,
@@ -92,6 +94,7 @@ def evaluate(
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"num_restarts": restarts})
     options |= {"clutter": clutter} if clutter else {}
+    options |= {} if visibility is None else {"visibility": visibility}
     options |= {} if weights is None else {"weights": str(weights)}
     job = Job(method, seed, options, devices)
     check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap

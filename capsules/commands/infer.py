@@ -19,6 +19,7 @@ from capsules.commands.options import (
     Rungs,
     Seed,
     Shapes,
+    Visibility,
     Weights,
 )
 from capsules.commands.shared import PAPER_SHAPES, check_picture_format, keep_compiled_code
@@ -39,6 +40,7 @@ def infer(
     ],
     method: Annotated[str, typer.Option(help="How to infer: ds, gmm, ransac, exact, ....")] = "ds",
     prior: Prior = "uniform",
+    visibility: Visibility = None,
     clutter: Clutter = 0,
     preset: Preset = "default",
     restarts: Restarts = None,
@@ -94,6 +96,7 @@ def infer(
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"num_restarts": restarts})
     options |= {"clutter": clutter} if clutter else {}
+    options |= {} if visibility is None else {"visibility": visibility}
     options |= {} if weights is None else {"weights": str(weights)}
     options |= {} if rungs is None else {"num_temperatures": rungs}
     if every:
@@ -124,7 +127,7 @@ def infer(
 
     parts = methods.templates(objects, clutter)
     # Before the file is read: a bad name is cheap.
-    program = methods.program_of(method, objects, precision, prior, preset, clutter)
+    program = methods.program_of(method, objects, precision, prior, preset, clutter, visibility)
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
     answer = describe(result, program, parts, object_names(names)) | {"prior": prior}

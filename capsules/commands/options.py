@@ -41,6 +41,13 @@ Rungs = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the methods' random numbers.")]
 Shapes = Annotated[str, typer.Option(metavar="NAMES", help="The objects of the model.")]
+Visibility = Annotated[
+    float | None,
+    typer.Option(
+        help="Probability that a part of a present object is seen; with --prior presence.",
+        show_default="1",
+    ),
+]
 Weights = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Weights for ccae and amortised, made by `capsules train`."),

@@ -558,6 +558,21 @@ def test_scenes_with_clutter_are_drawn_inferred_and_evaluated(tmp_path):
     assert_sentence(run("infer", scenes, "--method", "ransac"), "14 rows")
 
 
+def test_parts_may_be_missing_where_visibility_says_so(tmp_path):
+    scene = sample_scenes(12, seed=2, presence=1.0).take(0)
+    points = np.delete(scene.points, 5, axis=0)
+    np.savetxt(tmp_path / "points.csv", points, delimiter=",", header="x,y", comments="")
+    options = ("--method", "map", "--prior", "presence", "--json", "-")
+    result = run("infer", tmp_path / "points.csv", "--visibility", 0.9, *options)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["points"]
+    labels = np.array([point["object"] for point in found])
+    assert same_partition(np.delete(scene.object, 5), labels)
+    for value, prior in ((1.5, "presence"), (0, "presence"), (0.9, "uniform")):
+        refused = run("infer", tmp_path / "points.csv", "--visibility", value, "--prior", prior)
+        assert_sentence(refused, "visibility")
+
+
 def test_clutter_is_for_our_own_settings(tmp_path):
     scenes = tmp_path / "cluttered.npz"
     save_scenes(scenes, sample_scenes(4, sigma=0.0, seed=0, clutter=3))

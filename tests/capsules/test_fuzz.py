@@ -254,6 +254,7 @@ OPTIONS = {
     **dict.fromkeys(["--seed", "--index", "--restarts", "--clutter", "--rungs"], COUNTS),
     **dict.fromkeys(["--devices", "--workers"], COUNTS),
     "--precision": [*COUNTS, "inf", "1e-320", "1e308"],
+    "--visibility": [*COUNTS, "0.9", "inf", "1e-320"],
     "--shapes": ["", ",", "square", "cube", "square," * 200 + "square", "\n", "L,L,L"],
     "--method": ["", "magic", "ransac", "ds\n", "x" * 300],
     "--prior": ["", "magic", "presence", "sized"],
