@@ -5,10 +5,11 @@ F, (parts, features, pose), and the offsets m, (parts, features), of the paper's
 design is linear in the pose, which is what keeps the pose posterior Normal. To add one, write such
 a function and put it in `DESIGNS`. Numpy arrays stay numpy arrays, and JAX arrays JAX arrays.
 
-Angles. With F as printed in the paper (eq. nxycs), a pose (t_x, t_y, s cos a, s sin a) turns a
-part's *position* clockwise by a when the y axis points up, while it turns the part's own
-*orientation* from phi to phi + a. Both are the same turn when phi is measured clockwise too, which
-is the image convention: y axis pointing down. This convention holds throughout.
+Angles. The y axis points up, and angles run clockwise. With F as printed in the paper (eq. nxycs),
+a pose (t_x, t_y, s cos a, s sin a) then turns a part's *position* clockwise by a, and its own
+*orientation* from phi to phi + a. That is the same turn, as the direction phi is the vector (cos
+phi, -sin phi): a part at (1, 0) that points to the right, turned by 90 degrees, is at (0, -1) and
+points down.
 """
 
 from collections.abc import Callable

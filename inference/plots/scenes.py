@@ -3,7 +3,7 @@
 The `draw_` functions put one thing into given axes, so other figures can be composed of them.
 Nothing here shows a window or touches pyplot's state. Objects have the colour-blind-safe colours of
 Okabe and Ito and a marker each; points that belong to no object are grey crosses. The y axis points
-down, as everywhere (see `models.geometry`).
+up (see `models.geometry`).
 """
 
 import contextlib
@@ -275,10 +275,8 @@ def _match_title(result: Result) -> str:
 
 def _scene_axes(axes: Axes) -> None:
     axes.set_aspect("equal", adjustable="box")
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
     axes.set_xlabel("x")
-    axes.set_ylabel("y (down)")
+    axes.set_ylabel("y")
     axes.locator_params(nbins=5)
 
 
@@ -293,7 +291,7 @@ def same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"
     middle, half = (low + high) / 2, 0.58 * max(float(np.max(high - low)), 1e-3)
     for ax in axes:
         ax.set_xlim(middle[0] - half, middle[0] + half)
-        ax.set_ylim(middle[1] + half, middle[1] - half)
+        ax.set_ylim(middle[1] - half, middle[1] + half)
 
 
 def _mark_blocks(

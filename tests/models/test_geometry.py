@@ -118,6 +118,19 @@ def test_position_and_orientation_turn_together(part, pose):
     )
 
 
+def test_a_turn_by_hand():
+    """A part at (1, 0) that points to the right, turned by 90 degrees clockwise, y up.
+
+    It is at (0, -1) then, and its direction is phi = 90 degrees: (cos phi, -sin phi), down.
+    """
+    part = np.array([[1.0, 0.0, 1.0, 0.0]])
+    pose = similarity_pose(np.zeros(2), scale=1.0, angle=np.pi / 2)
+    F, offset = DESIGNS["oriented_similarity"](part)
+    x, y, cosine, sine = np.asarray(F @ pose + offset)[0]
+    np.testing.assert_allclose([x, y], [0, -1], atol=1e-15)
+    np.testing.assert_allclose([cosine, -sine], [0, -1], atol=1e-15)
+
+
 def test_translation_takes_points_of_any_dimension():
     coordinates = np.arange(6.0).reshape(2, 3)
     F, offset = DESIGNS["translation"](jnp.asarray(coordinates))

@@ -103,7 +103,7 @@ def test_the_window_is_the_same_in_all_frames_and_has_the_points():
     ((x, y, _, _),) = windows
     points = RESULT.scene.points
     assert x[0] < points[:, 0].min() and points[:, 0].max() < x[1]
-    assert y[1] < points[:, 1].min() and points[:, 1].max() < y[0]
+    assert y[0] < points[:, 1].min() and points[:, 1].max() < y[1]
 
 
 def test_a_film_wants_a_history():

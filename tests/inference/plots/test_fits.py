@@ -116,7 +116,7 @@ def test_a_picture_of_the_posterior_has_every_outline_within_its_window():
     (left, right), (bottom, top) = scene.get_xlim(), scene.get_ylim()
     for line in outlines:
         x, y = line.get_data()
-        assert left < min(x) and max(x) < right and top < min(y) and max(y) < bottom
+        assert left < min(x) and max(x) < right and bottom < min(y) and max(y) < top
     np.testing.assert_array_equal(match.images[0].get_array(), np.eye(6))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["left", "right"]
     assert_whole(figure)

@@ -249,7 +249,7 @@ def test_rows_of_the_match_are_sorted_by_object_with_missing_ones_last():
     assert image.get_clim() == (0.0, 1.0)
 
 
-def test_scenes_have_equal_aspect_y_down_and_everything_in_sight():
+def test_scenes_have_equal_aspect_y_up_and_everything_in_sight():
     far = make_result(poses=POSES * 3)
     figure = scenes.plot_demo([make_result(), far], PARTS, NAMES)
     vertices = np.concatenate(list(outlines.result_outlines(far, PARTS).values()))
@@ -257,9 +257,9 @@ def test_scenes_have_equal_aspect_y_down_and_everything_in_sight():
         if axes.get_title() in ("points", "truth") or "objects found" in axes.get_title():
             (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
             assert axes.get_aspect() == 1
-            assert bottom > top
+            assert bottom < top
             assert left < vertices[:, 0].min() and vertices[:, 0].max() < right
-            assert top < vertices[:, 1].min() and vertices[:, 1].max() < bottom
+            assert bottom < vertices[:, 1].min() and vertices[:, 1].max() < top
 
 
 @pytest.mark.parametrize("count", [3, 7])
@@ -322,8 +322,8 @@ def test_scenes_stand_beside_each_other_in_one_window():
     limits = {(axes.get_xlim(), axes.get_ylim()) for axes in used}
     assert len(limits) == 1
     (left, right), (bottom, top) = limits.pop()
-    assert top < bottom  # y points down
-    assert right - left == pytest.approx(bottom - top)
+    assert bottom < top  # y points up
+    assert right - left == pytest.approx(top - bottom)
     everything = np.concatenate([SCENE.points, far.points])
     assert left < everything[:, 0].min() < everything[:, 0].max() < right
     for axes, scene in zip(used, [SCENE] * 4 + [far], strict=True):
