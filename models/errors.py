@@ -17,7 +17,7 @@ class ConjugacyError(InputError):
     def __init__(self, site: str, found: str, required: str) -> None:
         self.site, self.found, self.required = site, found, required
         super().__init__(
-            f"site {site!r}: found {found}, but the closed-form methods (ds, gmm, exact, "
-            f"map, gibbs, svi with the mean-field guide) require {required}; edit the program, or use a "
+            f"site {site!r}: found {found}, but the closed-form methods (ds, gmm, exact, map, "
+            f"gibbs, svi with the mean-field guide) require {required}; edit the program, or use a "
             "method that takes any density (nuts, svi with an automatic guide)"
         )
