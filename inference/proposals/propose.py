@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference.proposals import exhaustive, likely
 from inference.proposals.parses import NUM_PARSES, Parses, Pass
-from models.program.batches import Reading
+from models.program.batches import Reading, Skeleton
 
 WIDTHS = (1, 8, 64)
 """Batch widths of the search; each one is compiled."""
@@ -60,12 +60,26 @@ def propose_whole(reading: Reading) -> Parses:
     return propose([reading], np.zeros((1, reading.skeleton.num_objects)), whole=True)
 
 
-def drawn(parses: Parses, rng_key: Array, count: int) -> Parses:
-    """Sample parses of each scene in proportion to their weights."""
-    noise = jax.random.gumbel(rng_key, (len(parses.value), count, parses.value.shape[1]))
+def drawn(parses: Parses, rng_key: Array, count: int, skeleton: Skeleton) -> Parses:
+    """Sample parses of each scene in proportion to their weights.
+
+    A parse has the best placement of each object's points. So few of them as fix a pose fit any of
+    its parts, so they are put on some at random.
+    """
+    key, place_key = jax.random.split(rng_key)
+    noise = jax.random.gumbel(key, (len(parses.value), count, parses.value.shape[1]))
     chosen = np.asarray((parses.value[:, None] + noise).argmax(axis=2))
     scene = np.arange(len(chosen))[:, None]
-    return jax.tree.map(lambda x: x[scene, chosen], parses)._replace(value=np.zeros(chosen.shape))
+    match = np.array(parses.match[scene, chosen])
+    order = np.asarray(jax.random.uniform(place_key, match.shape))
+    fewest = -(-skeleton.pose_dim // skeleton.num_features)
+    for parts in skeleton.parts:
+        own = match[..., parts]
+        shuffled = np.take_along_axis(own, order[..., parts].argsort(axis=-1), axis=-1)
+        few = (own >= 0).sum(axis=-1, keepdims=True) <= fewest
+        match[..., parts] = np.where(few, shuffled, own)
+    some = jax.tree.map(lambda x: x[scene, chosen], parses)
+    return some._replace(match=match, value=np.zeros(chosen.shape))
 
 
 def _is_enough(first: Parses, gate: float, whole: bool) -> Bool[np.ndarray, " scenes"]:

@@ -103,7 +103,7 @@ def run(
         if by_parses:
             parses = propose_whole(problem.reading) if parses is None else parses
             if init_strategy == "draws":
-                parses = drawn(parses, rng_key, num_restarts)
+                parses = drawn(parses, rng_key, num_restarts, problem.skeleton)
         begins: Given = parses if by_parses else None
         if callable(init_strategy):
             begins = init_strategy(problem.scenes)

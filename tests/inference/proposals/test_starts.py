@@ -10,8 +10,9 @@ from capsules.experiments.generator import sample_scenes
 from inference import cavi
 from inference.diagnostics.metrics import partition_metrics
 from inference.proposals import starts
+from inference.proposals.propose import drawn, propose_whole
 from models.constellation import constellation
-from models.program.batches import skeleton_of
+from models.program.batches import read_scenes, skeleton_of
 from models.program.reading import read
 from models.scenes import make_scene
 from models.templates import shapes, stack
@@ -85,3 +86,17 @@ def test_how_often_a_uniform_start_is_right():
     first = found.details["attempt"] == 0  # a sparse solution was started anew: that one was wrong
     assert len(scenes.points) == 200
     assert 0.36 <= (right & first).mean() <= 0.56
+
+
+def test_points_that_fit_any_parts_of_an_object_are_put_on_any():
+    """Two points of a triangle have six places on it; the four of a square have the best one."""
+    parts = stack(shapes("square", "triangle"))
+    pose = np.array([[0.5, 0.2, 0.4, 0.1], [-0.5, -0.3, 0.2, 0.3]])
+    points = np.asarray(parts.predict(pose))[[0, 1, 2, 3, 5, 6]]
+    program = functools.partial(constellation, parts=parts)
+    reading = read_scenes(program, make_scene(points, 7).batch())
+    found = drawn(propose_whole(reading), jax.random.key(0), 200, reading.skeleton).match[0]
+    assert len(np.unique(found[:, 4:], axis=0)) == 6
+    assert set(map(tuple, np.sort(found[:, 4:], axis=1))) == {(-1, 4, 5)}
+    square = np.unique(found[:, :4], axis=0)
+    assert (np.sort(square, axis=1) == np.arange(4)).all()
