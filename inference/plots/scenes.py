@@ -72,8 +72,8 @@ def plot_demo(
     found = [result_outlines(result, parts) for result in results]
 
     with style():
-        columns = min(COLUMNS, 1 + len(results))
-        blocks = -(-(1 + len(results)) // columns)
+        blocks = -(-len(results) // COLUMNS)  # a fifth column rather than a block of one
+        columns = -(-(1 + len(results)) // blocks)
         size = (3.0 * columns + 0.5, 6.3 * blocks + 0.4)
         figure = Figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.06, h_pad=0.1)  # type: ignore[union-attr,call-arg]
@@ -86,7 +86,7 @@ def plot_demo(
             )
             return upper, lower
 
-        scenes, matches = [], []
+        scenes = []
         points, true = panels(0)
         draw_scene(points, scene)
         points.set_title("points")
@@ -109,10 +109,7 @@ def plot_demo(
             if number != 1 and number % columns:  # the rows are the same in all of them
                 match.set(ylabel="", yticks=[])
             scenes.append(objects)
-            matches.append((number // columns, match))
-        for block in range(blocks):
-            own = [match for where, match in matches if where == block]
-            figure.colorbar(image, ax=own, label="probability", shrink=0.8, aspect=25)
+        figure.colorbar(image, ax=figure.axes, label="probability", shrink=0.4, aspect=25)
         seen = np.asarray(scene.points)[np.asarray(scene.present)]
         same_limits([points, *scenes], [seen, *_vertices(found)])
         wrong = truth is not None and any((result.labels != truth).any() for result in results)

@@ -351,7 +351,7 @@ def test_demo_prints_a_table_and_writes_a_picture(tmp_path, cache):
     with Image.open(tmp_path / "demo.png") as image:
         image.verify()
         assert image.format == "PNG"
-        assert 800 <= image.width <= 1500 and 500 <= image.height <= 1500
+        assert 800 <= image.width <= 1800 and 500 <= image.height <= 1500
     assert (tmp_path / "demo.png").stat().st_size < 400_000
     assert any((cache / "generative-capsules" / "jax").iterdir())
 
