@@ -74,7 +74,7 @@ def plot_demo(
     with style():
         blocks = -(-len(results) // COLUMNS)  # a fifth column rather than a block of one
         columns = -(-(1 + len(results)) // blocks)
-        size = (3.0 * columns + 0.5, 6.3 * blocks + 0.4)
+        size = (3.0 * columns + 0.5, 6.3 * blocks + 0.5)
         figure = Figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.06, h_pad=0.1)  # type: ignore[union-attr,call-arg]
         grid = figure.add_gridspec(2 * blocks, columns)
