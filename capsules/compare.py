@@ -12,7 +12,14 @@ from jaxtyping import Float
 from rich import box
 from rich.table import Table
 
-from capsules.methods import METHODS, check_options, key_of, program_of, templates
+from capsules.methods import (
+    METHODS,
+    check_options,
+    key_of,
+    methods_for,
+    program_of,
+    templates,
+)
 from inference import exact
 from inference.conditions.sets import discrete_sites
 from inference.diagnostics.importance import GOOD_K, importance
@@ -64,7 +71,7 @@ class Row(NamedTuple):
 
 def compare(
     scene: Scene,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] = methods_for("uniform"),
     *,
     seed: int = 0,
     objects: Sequence[str] | None = None,

@@ -219,8 +219,9 @@ def program_of(
 
 
 def methods_for(prior: str) -> tuple[str, ...]:
-    """Names of the methods that take a prior."""
-    return tuple(METHODS) if prior == "uniform" else _WITH_PRESENCE
+    """Names of the methods that take a prior and have a posterior to compare: all but map."""
+    names = METHODS if prior == "uniform" else _WITH_PRESENCE
+    return tuple(name for name in names if name != "map")
 
 
 @functools.cache

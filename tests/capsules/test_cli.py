@@ -289,7 +289,9 @@ def test_bad_input_in_a_real_process(tmp_path):
 
 def test_methods_are_found_by_name():
     assert set(METHODS) >= {"ds", "gmm", "ransac", "exact"}
-    with pytest.raises(InputError, match="no method 'magic'; choose from ds, gmm, ransac, exact"):
+    with pytest.raises(
+        InputError, match="no method 'magic'; choose from ds, gmm, ransac, map, exact"
+    ):
         infer("magic", SCENES.take(0))
     with pytest.raises(InputError, match=r"seed must be 0 or more, .*, got -1"):
         infer("exact", SCENES.take(0), -1)
