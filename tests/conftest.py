@@ -18,6 +18,9 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+MAX_MAPS = 30_000
+"""Pieces of memory of a process, of which Linux allows 65,530; compiled code takes several each."""
+
 FIRST = (".ipynb", "test_edits.py", "test_cavi.py", "test_meanfield.py", "test_against_exact.py")
 """What takes longest; begun last, one process would be waiting for it in the end."""
 
@@ -58,6 +61,10 @@ def bounded_memory(compiled: list[str]) -> Iterator[None]:
     yield
     if len(compiled) > 200:
         give_back_memory()
+        if len(Path("/proc/self/maps").read_bytes().splitlines()) > MAX_MAPS:
+            import jax
+
+            jax.clear_caches()
         compiled.clear()
 
 
