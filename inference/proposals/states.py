@@ -62,7 +62,7 @@ def solve_likely_states(
     parses = propose(readings, log_prior, whole=False)
     twin = twins(readings, log_prior)
     changed = _with_changes(*_by_state(parses), with_points(readings), reading.skeleton)
-    scene, flags, own = _with_swaps(*changed, twin, reading.skeleton.parts)
+    scene, flags, own = _once(*_with_swaps(*changed, twin, reading.skeleton.parts))
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
     unmet = np.setdiff1d(np.arange(num_scenes), scene[possible])
@@ -171,6 +171,17 @@ def _with_swaps(
     more = jax.tree.map(lambda x: np.asarray(x)[runs], own)
     more = more._replace(match=np.take_along_axis(more.match, part_of[:, None], axis=2))
     return scene[runs], np.take_along_axis(flags[runs], source, axis=1), more
+
+
+def _once(
+    scene: Int[np.ndarray, " runs"], flags: Int[np.ndarray, "runs K"], own: Parses
+) -> tuple[Int[np.ndarray, " fewer"], Int[np.ndarray, "fewer K"], Parses]:
+    """Each joint state of a scene once, with its best parses: to sum it twice would be wrong."""
+    best: dict[tuple[int, bytes], int] = {}
+    for i in np.argsort(-own.value[:, 0], kind="stable"):
+        best.setdefault((int(scene[i]), flags[i].tobytes()), int(i))
+    kept = sorted(best.values())
+    return scene[kept], flags[kept], jax.tree.map(lambda x: x[kept], own)
 
 
 def _exchanges(state: Int[np.ndarray, " K"], twin: Int[np.ndarray, " K"]) -> Iterator[list[int]]:
