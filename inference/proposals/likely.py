@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from inference.devices import compiled
 from inference.proposals.beam import beam_search
 from inference.proposals.candidates import MAX_JUDGED, TIGHT, Candidates, find
-from inference.proposals.packing import best_packing
+from inference.proposals.packing import Packing, well_placed
 from inference.proposals.parses import (
     EDGE,
     Odds,
@@ -30,7 +30,6 @@ from inference.proposals.parses import (
     with_points,
 )
 from inference.proposals.plan import Plan, make_plan
-from models.numerics.arrays import AnyArray
 from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
 
@@ -163,9 +162,9 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
         models: tuple[LinearGaussianModel, ...],
         among: Bool[Array, " N"],
         log_prior: Float[Array, "S K"],
-    ) -> ToPack:
+    ) -> Packing:
         found = candidates_of(models, log_prior, among)
-        return ToPack(*found[1:], *gains_and_claims(*found), found[0].seen.any(axis=1))
+        return Packing(*found[1:], *gains_and_claims(*found), found[0].seen.any(axis=1))
 
     def packed(models: tuple[LinearGaussianModel, ...], *found: Any) -> Parses:
         judged = judged_at(models[states[0]], gate_of(models[states[0]]))
@@ -181,7 +180,7 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
         found = jax.tree.map(np.asarray, search(models, every, log_prior))
         parses = finish(models, found.known, found.candidates, found.choice(plan))
         # Among few points an object with few points comes to light.
-        doubtful = every & ~_well_placed(np.asarray(parses.match)[:, 0], plan)
+        doubtful = every & ~well_placed(np.asarray(parses.match)[:, 0], plan)
         if np.asarray(parses.left_over).any():
             more = jax.tree.map(np.asarray, search(models, doubtful, log_prior))
             found = found.joined(more, len(states))
@@ -189,51 +188,6 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
         return parses
 
     return by_packing
-
-
-class ToPack(NamedTuple):
-    """Candidates of some scenes, and what set packing needs to know of them."""
-
-    known: Odds
-    candidates: Candidates
-    gain: Float[AnyArray, "scenes K SC"]
-    claims: Bool[AnyArray, "scenes kinds N SC"]
-    present: Bool[AnyArray, "scenes N"]
-
-    def choice(self, plan: Plan) -> Int[np.ndarray, "scenes 1 K"]:
-        """The best packing of each scene."""
-        costs = (self.known.outside, self.known.lack)
-        each = zip(self.gain, self.claims, self.present, *costs, strict=True)
-        return np.array([best_packing(*own, plan=plan) for own in each])[:, None]
-
-    def joined(self, other: "ToPack", num_states: int) -> "ToPack":
-        """The candidates of both, those of each state together."""
-
-        def side_by_side(*both: np.ndarray) -> np.ndarray:
-            apart = (x.reshape(*x.shape[:-1], num_states, -1) for x in both)
-            whole = np.concatenate(list(apart), axis=-1)
-            return whole.reshape(*whole.shape[:-2], -1)
-
-        candidates = (self.candidates, other.candidates)
-        return self._replace(
-            candidates=jax.tree.map(lambda *x: np.concatenate(x, axis=-1), *candidates),
-            gain=side_by_side(self.gain, other.gain),
-            claims=side_by_side(self.claims, other.claims),
-        )
-
-
-def _well_placed(match: Int[np.ndarray, "scenes N"], plan: Plan) -> Bool[np.ndarray, "scenes N"]:
-    """The points of objects that have two more than would fix any pose."""
-    is_enough = np.stack(
-        [
-            (match[:, plan.owner == k] >= 0).sum(axis=1) >= plan.fewest + 2
-            for k in range(len(plan.kind))
-        ],
-        axis=1,
-    )
-    of_part = np.append(is_enough, np.zeros((len(match), 1), bool), axis=1)[:, plan.owner]
-    rows = np.arange(len(plan.owner))
-    return ((match[..., None] == rows) & of_part[..., None]).any(axis=1)
 
 
 def over_scenes(function: Callable[..., Any], batched: int = 0) -> Callable[..., Any]:

@@ -52,6 +52,9 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
     averaged over the states that were tried, each with its best parse, as in `cavi.run`; other
     latent sites are summed or integrated over.
 
+    `converged` says that the parse explains every point: each is a part of an object that the
+    search found, or clutter. A point that is neither is put where it is likeliest.
+
     Args:
         program: as for coordinate ascent.
         progress_bar: show one, or call a function with (scenes done, scenes in all).
@@ -69,6 +72,9 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
             again = _judged(some, match[lost])
             for old, new in zip(found, again, strict=True):
                 old[lost] = new
+        num_slots = np.sum(problem.owner == problem.skeleton.num_objects)
+        explained = np.array(parses.left_over[:, 0] <= num_slots)
+        explained[lost] = False
         match_probs = certain(np.argsort(match, axis=1), problem.scenes.present)
         report(problem.num_scenes, problem.num_scenes)
         return Result(
@@ -79,7 +85,7 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
             pose_covariance=found.pose_covariance,
             labels=partition(match_probs, problem.owner, problem.scenes.present),
             owner=problem.owner,
-            converged=np.ones(problem.num_scenes, bool),
+            converged=explained,
             steps=np.ones(problem.num_scenes, int),
             elbo=found.log_density + problem.log_constant,
         )

@@ -5,15 +5,52 @@ is right shows only when nearly all are placed. As an integer program it takes a
 second.
 """
 
+from typing import NamedTuple
+
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack, vstack
 
+from inference.proposals.candidates import Candidates
+from inference.proposals.parses import Odds
 from inference.proposals.plan import Plan
+from models.numerics.arrays import AnyArray
 
 SECONDS = 2.0
 """After which the best parse so far is taken."""
+
+
+class Packing(NamedTuple):
+    """The packing problems of some scenes."""
+
+    known: Odds
+    candidates: Candidates
+    gain: Float[AnyArray, "scenes K SC"]
+    claims: Bool[AnyArray, "scenes kinds N SC"]
+    present: Bool[AnyArray, "scenes N"]
+
+    def choice(self, plan: Plan) -> Int[np.ndarray, "scenes 1 K"]:
+        """The best packing of each scene."""
+        costs = (self.known.outside, self.known.lack)
+        each = zip(self.gain, self.claims, self.present, *costs, strict=True)
+        return np.array([best_packing(*own, plan=plan) for own in each])[:, None]
+
+    def joined(self, other: "Packing", num_states: int) -> "Packing":
+        """The candidates of both, those of each state together."""
+
+        def side_by_side(*both: np.ndarray) -> np.ndarray:
+            apart = (x.reshape(*x.shape[:-1], num_states, -1) for x in both)
+            whole = np.concatenate(list(apart), axis=-1)
+            return whole.reshape(*whole.shape[:-2], -1)
+
+        candidates = (self.candidates, other.candidates)
+        return self._replace(
+            candidates=jax.tree.map(lambda *x: np.concatenate(x, axis=-1), *candidates),
+            gain=side_by_side(self.gain, other.gain),
+            claims=side_by_side(self.claims, other.claims),
+        )
 
 
 def best_packing(
@@ -69,3 +106,17 @@ def best_packing(
         own = number[(group == j) & (found.x[:-1] > 0.5)]
         choice[np.flatnonzero(of_object == j)[: len(own)]] = own
     return choice
+
+
+def well_placed(match: Int[np.ndarray, "scenes N"], plan: Plan) -> Bool[np.ndarray, "scenes N"]:
+    """The points of objects that have two more than would fix any pose."""
+    is_enough = np.stack(
+        [
+            (match[:, plan.owner == k] >= 0).sum(axis=1) >= plan.fewest + 2
+            for k in range(len(plan.kind))
+        ],
+        axis=1,
+    )
+    of_part = np.append(is_enough, np.zeros((len(match), 1), bool), axis=1)[:, plan.owner]
+    rows = np.arange(len(plan.owner))
+    return ((match[..., None] == rows) & of_part[..., None]).any(axis=1)

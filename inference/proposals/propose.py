@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference.proposals import exhaustive, likely
 from inference.proposals.parses import NUM_PARSES, Parses, Pass
+from inference.proposals.starts import structure
 from models.program.batches import Reading, Skeleton
 
 WIDTHS = (1, 8, 64)
@@ -63,8 +64,8 @@ def propose_whole(reading: Reading) -> Parses:
 def drawn(parses: Parses, rng_key: Array, count: int, skeleton: Skeleton) -> Parses:
     """Sample parses of each scene in proportion to their weights.
 
-    A parse has the best placement of each object's points. So few of them as fix a pose fit any of
-    its parts, so they are put on some at random.
+    A parse has each object's points on their best parts. Where the points do no more than fix the
+    pose, any parts would do, so random ones are taken.
     """
     key, place_key = jax.random.split(rng_key)
     noise = jax.random.gumbel(key, (len(parses.value), count, parses.value.shape[1]))
@@ -72,7 +73,7 @@ def drawn(parses: Parses, rng_key: Array, count: int, skeleton: Skeleton) -> Par
     scene = np.arange(len(chosen))[:, None]
     match = np.array(parses.match[scene, chosen])
     order = np.asarray(jax.random.uniform(place_key, match.shape))
-    fewest = -(-skeleton.pose_dim // skeleton.num_features)
+    fewest = structure(skeleton).basis_size
     for parts in skeleton.parts:
         own = match[..., parts]
         shuffled = np.take_along_axis(own, order[..., parts].argsort(axis=-1), axis=-1)
