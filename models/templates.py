@@ -93,7 +93,7 @@ SHAPES: dict[str, np.ndarray] = {
 """Vertices of the six shapes; square and triangle are the paper's (side 2; base and height 2)."""
 
 
-def normalise(coordinates: ArrayLike, name: str = "template") -> Float[np.ndarray, "parts c"]:
+def normalise(coordinates: ArrayLike, name: str = "template") -> Float[AnyArray, "parts c"]:
     """Centre a template and scale it to mean square norm 1 per part."""
     array = _checked_template(coordinates, name)
     if len(array) < 2:
@@ -102,7 +102,7 @@ def normalise(coordinates: ArrayLike, name: str = "template") -> Float[np.ndarra
             "pose; add parts, or stack it as it is"
         )
     centred = array - array.mean(axis=0)
-    return centred / np.sqrt(np.mean(np.sum(centred**2, axis=1)))
+    return centred / (centred**2).sum(axis=1).mean() ** 0.5
 
 
 def shapes(*names: str) -> list[Float[np.ndarray, "parts 2"]]:
@@ -125,7 +125,8 @@ def stack(
     """Stack the parts of several geometric templates under one pose design.
 
     Args:
-        templates: for each object the coordinates of its parts, (parts, coordinates).
+        templates: for each object the coordinates of its parts, (parts, coordinates). They may be
+            learnt: the value of a `numpyro.param`, put through `normalise`.
         design: a pose design of `models.geometry`.
         variance: noise variance of each feature; a program's precision divides it.
         clutter: the most points of a scene that may belong to no object.
@@ -138,7 +139,8 @@ def stack(
     if not np.isfinite(variance) or variance <= 0:
         raise InputError(f"the variance of a part must be positive, got {variance}; try 1.0")
     maps = [design(a) for a in arrays]
-    F, offset = (np.concatenate(x) for x in zip(*maps, strict=True))
+    numpy = jnp if any(isinstance(a, jax.Array) for a in arrays) else np
+    F, offset = (numpy.concatenate(x) for x in zip(*maps, strict=True))
     parts, features = offset.shape
     stacked = Parts(
         F=F,
@@ -150,7 +152,8 @@ def stack(
     )
     if clutter:
         slots = _clutter_slots(stacked, clutter, clutter_mean, clutter_scale)
-        stacked = Parts(*(np.concatenate(x) for x in zip(stacked, slots, strict=True)))
+        pairs = zip(stacked, slots, strict=True)
+        stacked = Parts(*((numpy if i < 3 else np).concatenate(x) for i, x in enumerate(pairs)))
     numbers = [jnp.asarray(x) for x in stacked[:3]]
     return stacked._replace(F=numbers[0], offset=numbers[1], variance=numbers[2])
 
@@ -207,13 +210,16 @@ def object_names(shapes: Sequence[str]) -> list[str]:
     return names
 
 
-def _checked_template(coordinates: ArrayLike, name: str) -> Float[np.ndarray, "parts c"]:
-    array = np.asarray(coordinates, float)
+def _checked_template(coordinates: ArrayLike, name: str) -> Float[AnyArray, "parts c"]:
+    is_traced = isinstance(coordinates, jax.core.Tracer)
+    array = jnp.asarray(coordinates) if is_traced else np.asarray(coordinates, float)
     if array.ndim != 2 or array.shape[0] == 0:
         raise InputError(
             f"{name} has no parts (an array of shape {array.shape}), wanted (parts, coordinates) "
             "with at least one part; add parts or leave the template out"
         )
+    if is_traced:  # it has no numbers yet
+        return array
     if not np.isfinite(array).all():
         raise InputError(f"{name} has coordinates that are not finite; give finite numbers")
     if len(array) > 1 and np.ptp(array, axis=0).max() <= 1e-12 * max(1.0, np.abs(array).max()):

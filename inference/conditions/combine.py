@@ -39,8 +39,7 @@ def mix(
         log_weight: evidence or ELBO of each run, with the prior of its condition.
     """
     num_scenes = len(scenes.points)
-    total = np.array([logsumexp(log_weight[scene_of == s]) for s in range(num_scenes)])
-    weight = np.exp(log_weight - total[scene_of])
+    total, weight = weigh(log_weight, scene_of, num_scenes)
     best = np.array(
         [np.flatnonzero(scene_of == s)[weight[scene_of == s].argmax()] for s in range(num_scenes)]
     )
@@ -73,6 +72,14 @@ def mix(
         details={name: found.details[name][best] for name in names},
     )
     return result, weight
+
+
+def weigh(
+    log_weight: Float[np.ndarray, " runs"], scene_of: Int[np.ndarray, " runs"], num_scenes: int
+) -> tuple[Float[np.ndarray, " scenes"], Float[np.ndarray, " runs"]]:
+    """Log of the total weight of each scene, and the share of each run in it."""
+    total = np.array([logsumexp(log_weight[scene_of == s]) for s in range(num_scenes)])
+    return total, np.exp(log_weight - total[scene_of])
 
 
 def average(

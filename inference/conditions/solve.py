@@ -84,6 +84,10 @@ class Runs(NamedTuple):
     """Evidence or ELBO, with the prior of the conditions, of all values that it stands for."""
 
 
+Finish = Callable[[Runs, Scene, Conditions, Float[np.ndarray, "K K"]], Result]
+"""Makes one result of the runs of each scene; the last argument averages objects that are alike."""
+
+
 def solve(
     program: Program,
     scenes: Scene,
@@ -94,6 +98,7 @@ def solve(
     tolerance: float = 1e-7,
     search: Search | None = None,
     max_values: int = MAX_VALUES,
+    finish: Finish | None = None,
 ) -> Result:
     """Solve each scene of a batch, summed over the conditions that its program leaves open.
 
@@ -109,23 +114,25 @@ def solve(
         tolerance: of the log of an integral over continuous conditions.
         search: solves scenes whose discrete conditions have more than `max_values` joint values at
             some of them, or returns None if it knows no way to choose.
+        finish: puts the runs of some scenes together, in the place of `mixed`. No run stands for
+            others then: each value is solved by itself.
     """
     found, factors = _first_reading(program, scenes, factors, or_bound)
     if isinstance(found, Problem):
         refuse_impossible(found.scenes, ~np.isneginf(found.log_constant))
         return method(found)
     if search is not None and _count(found) > max_values:
-        result = search(program, scenes, method, found)
+        result = search(program, scenes, method, found, finish or mixed)
         if result is not None:
             return result
     conditions = list_conditions(found)
-    read = _Reader(program, factors, or_bound)
+    read = _Reader(program, factors, or_bound, merge=finish is None)
     at_a_time = max(1, _RUNS // (conditions.num_values * 64 ** len(conditions.continuous)))
     results = []
     for start in range(0, len(scenes.points), at_a_time):
         some = scenes.take(slice(start, start + at_a_time))
         whole = _integrated if conditions.continuous else _summed
-        results.append(whole(read, some, method, conditions, tolerance))
+        results.append(whole(read, some, method, conditions, tolerance, finish or mixed))
     return join_results(results)
 
 
@@ -152,6 +159,8 @@ class _Reader(NamedTuple):
     program: Program
     factors: frozenset[str]
     or_bound: bool
+    merge: bool
+    """Solve values that differ only in which of several objects that are alike has which once."""
 
     def __call__(self, scenes: Scene, given: Mapping[str, np.ndarray]) -> Problem:
         problem = read_problem(
@@ -244,13 +253,18 @@ def refuse_impossible(scenes: Scene, possible: np.ndarray) -> None:
 
 
 def _summed(
-    read: _Reader, scenes: Scene, method: Solve, conditions: Conditions, tolerance: float
+    read: _Reader,
+    scenes: Scene,
+    method: Solve,
+    conditions: Conditions,
+    tolerance: float,
+    finish: Finish,
 ) -> Result:
     count = len(scenes.points)
     runs, alike = _solve_at(
         read, scenes, method, conditions, np.arange(count), np.zeros((count, 0))
     )
-    return mixed(runs, scenes, conditions, alike)
+    return finish(runs, scenes, conditions, alike)
 
 
 def _solve_at(
@@ -271,7 +285,9 @@ def _solve_at(
     given, log_jacobian = conditions.given(value, node)
     problem = read(scenes.take(scene), given)
     template = alike_objects(problem.reading, conditions.values, count)
-    chosen, ways = classes(conditions.values, template)
+    chosen, ways = np.arange(count), np.ones(count)
+    if read.merge:
+        chosen, ways = classes(conditions.values, template)
     possible = np.isfinite(problem.log_constant) & np.isin(value, chosen)
     explained = np.isin(np.arange(len(scenes.points)), scene[possible])
     refuse_impossible(scenes, explained | ~np.isin(np.arange(len(scenes.points)), scene))
@@ -287,7 +303,12 @@ def _solve_at(
 
 
 def _integrated(
-    read: _Reader, scenes: Scene, method: Solve, conditions: Conditions, tolerance: float
+    read: _Reader,
+    scenes: Scene,
+    method: Solve,
+    conditions: Conditions,
+    tolerance: float,
+    finish: Finish,
 ) -> Result:
     """Integrate over the continuous conditions of each scene, on a lattice of its own."""
     ranges = [_range(prior) for prior in conditions.continuous.values()]
@@ -313,7 +334,7 @@ def _integrated(
     columns = [np.concatenate(x) for x in list(zip(*collected, strict=True))[1:]]
     runs = Runs(join_results([runs.result for runs in collected]), *columns)
     cell = np.array([lattice.log_cell for lattice in lattices])
-    result = mixed(
+    result = finish(
         runs._replace(log_weight=runs.log_weight + cell[runs.scene]), scenes, conditions, alike
     )
     stable = np.array([lattice.stable for lattice in lattices])

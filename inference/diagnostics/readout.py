@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 
-from inference.devices import compiled
 from inference.diagnostics.posterior_draws import precision_factor
 from inference.exact.parses import poses_given
 from inference.result import Result
+from models.numerics.devices import compiled
 from models.numerics.linalg import covariance_of
 from models.program.reading import read
 from models.program.sites import Program

@@ -302,7 +302,7 @@ def _object_moments(
 
     halves = ((placed.left, left_probs.sum(axis=1)), (placed.right, right_probs.sum(axis=0)))
     match_probs = [
-        jnp.einsum("im,i...->m...", _one_hot(rows[:, a], plan.num_points), by_row)
+        jnp.einsum("im,i...->m...", one_hot(rows[:, a], plan.num_points), by_row)
         for rows, by_row in halves
         for a in range(rows.shape[1])
     ]
@@ -316,7 +316,7 @@ def _object_moments(
 
     start = jnp.zeros((len(shift), *shift.shape))
     between, _ = jax.lax.scan(add_squares, start, (patterns, probs, grid.left_mean))
-    by_patterns = jnp.einsum("il,ir...->lr...", _one_hot(placed.left_pattern, num_left), left_probs)
+    by_patterns = jnp.einsum("il,ir...->lr...", one_hot(placed.left_pattern, num_left), left_probs)
     within = jnp.einsum("lr...,pqlr...->pq...", by_patterns, grid.covariance)
     covariance = rounded_up(within + between)
     return jnp.stack(match_probs, axis=1), grid.prior_mean + shift, covariance
@@ -364,6 +364,6 @@ def _accumulate(
     return jax.lax.fori_loop(1, count, lambda n, so_far: add(so_far, entry(n)), entry(0))
 
 
-def _one_hot(values: Int[np.ndarray, " n"], size: int) -> Float[np.ndarray, "n size"]:
+def one_hot(values: Int[np.ndarray, " n"], size: int) -> Float[np.ndarray, "n size"]:
     """Rows of zeros for values beyond."""
     return (values[:, None] == np.arange(size)).astype(float)

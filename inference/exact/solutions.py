@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference.conditions.combine import NUM_PARTITIONS
 from inference.conditions.problem import Problem
-from inference.devices import compiled
 from inference.exact import assignments
 from inference.exact.assignments import Listing
 from inference.exact.parses import best_match, best_parses, group_labels
@@ -27,6 +26,7 @@ from inference.method import Report
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
+from models.numerics.devices import compiled
 from models.numerics.linalg import total
 from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
@@ -97,18 +97,34 @@ def _solutions_of(
     which: Int[np.ndarray, " which"],
     num_parses: int,
 ) -> Iterator[Solved]:
+    """Solve some scenes."""
+    solver_of = functools.partial(_solver, problem.skeleton, num_parses=num_parses)
+    return in_chunks(problem, order, sizes, which, solver_of, num_parses * _PARSE)
+
+
+def in_chunks(
+    problem: Problem,
+    order: Int[np.ndarray, "scenes N"],
+    sizes: Int[np.ndarray, " scenes"],
+    which: Int[np.ndarray, " which"],
+    solver_of: Callable[[int], Callable[..., Any]],
+    cells: int = 0,
+) -> Iterator[tuple[Int[np.ndarray, " some"], Plan | Listing, Any]]:
     """Solve scenes of the same number of points together, some at a time.
 
     The next ones are under way while the last ones are put in their places.
+
+    Args:
+        solver_of: compiled code for a number of points; what it returns has the scenes last, and
+            `fits` and `reach` as a `Solution` has them.
+        cells: that a scene takes at least.
     """
-    waiting: Solved | None = None
-    fixed = problem.skeleton
+    waiting: Any = None
     for num_points in np.unique(sizes[which]):
-        plan = plan_of(fixed, int(num_points))
-        solve = _solver(fixed, int(num_points), num_parses)
+        plan = plan_of(problem.skeleton, int(num_points))
+        solve = solver_of(int(num_points))
         chosen = which[sizes[which] == num_points]
-        cells = max(plan.num_cells, num_parses * _PARSE)
-        most = max(1, _CELLS // cells)
+        most = max(1, _CELLS // max(plan.num_cells, cells))
         chunk = next(w for w in _WIDTHS if w >= min(len(chosen), most, _WIDTHS[-1]))
         for start in range(0, len(chosen), chunk):
             some = chosen[start : start + chunk]
@@ -121,7 +137,9 @@ def _solutions_of(
         yield _finished(*waiting)
 
 
-def _finished(some: Int[np.ndarray, " some"], plan: Plan | Listing, solution: Solution) -> Solved:
+def _finished(
+    some: Int[np.ndarray, " some"], plan: Plan | Listing, solution: Any
+) -> tuple[Int[np.ndarray, " some"], Plan | Listing, Any]:
     """In numpy, without the scenes that only fill a chunk, once it is clear that all fit."""
     refuse_if_unfit(solution.fits, solution.reach)
     return some, plan, jax.tree.map(lambda x: np.asarray(x)[..., : len(some)], solution)

@@ -15,7 +15,6 @@ from jaxtyping import Array, Int
 from inference.conditions import solve
 from inference.conditions.combine import NUM_PARTITIONS
 from inference.conditions.problem import Problem, read_problem
-from inference.devices import compiled
 from inference.exact import assignments
 from inference.exact.assignments import Listing
 from inference.exact.parses import Draws, draw
@@ -33,6 +32,7 @@ from inference.method import Report, method, reporter
 from inference.result import Result, grouping_of
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
+from models.numerics.devices import compiled
 from models.numerics.permanent import MAX_ROWS
 from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from inference.conditions.sets import Table, possible_values
-from inference.devices import compiled
 from inference.mcmc.tempering import bridge, check_rungs
 from inference.method import Report, reporter
 from inference.posterior.draws import (
@@ -29,6 +28,7 @@ from inference.posterior.draws import (
 from inference.result import Result
 from inference.variational.beginnings import Beginnings, beginnings
 from models.errors import InputError
+from models.numerics.devices import compiled
 from models.program.sites import Program
 from models.scenes import Scene
 

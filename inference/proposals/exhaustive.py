@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from inference.devices import compiled
 from inference.exact.parses import best_configurations, points_of
 from inference.exact.permutations import LOG_ZERO, Plan, flat, largest_sum, object_grid
 from inference.exact.permutations import make_plan as exact_plan
@@ -32,6 +31,7 @@ from inference.proposals.parses import (
 )
 from inference.proposals.plan import twins
 from models.numerics.arrays import AnyArray
+from models.numerics.devices import compiled
 from models.program.batches import Reading, Skeleton
 from models.program.reading import LinearGaussianModel
 

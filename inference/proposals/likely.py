@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.devices import compiled
 from inference.proposals.beam import beam_search
 from inference.proposals.candidates import MAX_JUDGED, TIGHT, Candidates, find
 from inference.proposals.packing import Packing, well_placed
@@ -30,6 +29,7 @@ from inference.proposals.parses import (
     with_points,
 )
 from inference.proposals.plan import Plan, make_plan
+from models.numerics.devices import compiled
 from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
 

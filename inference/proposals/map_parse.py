@@ -19,7 +19,6 @@ from scipy.optimize import linear_sum_assignment
 
 from inference.conditions import solve as conditions
 from inference.conditions.problem import Problem
-from inference.devices import compiled
 from inference.exact.parses import poses_given
 from inference.method import Report, method, reporter
 from inference.proposals.candidates import log_marginal
@@ -30,6 +29,7 @@ from inference.proposals.states import solve_likely_states
 from inference.result import Result, certain, partition
 from models.distributions.match import MixtureMatch
 from models.numerics.arrays import AnyArray
+from models.numerics.devices import compiled
 from models.numerics.linalg import covariance_of
 from models.program.batches import Skeleton, map_scenes
 from models.program.reading import LinearGaussianModel
@@ -59,6 +59,19 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
         program: as for coordinate ascent.
         progress_bar: show one, or call a function with (scenes done, scenes in all).
     """
+    return conditions.solve(
+        program,
+        scene.batch(),
+        solver(progress_bar),
+        factors=frozenset(),
+        or_bound=True,
+        search=solve_likely_states,
+        max_values=1,
+    )
+
+
+def solver(progress_bar: bool | Report = False) -> conditions.Solve:
+    """What finds the best parses of the scenes of a problem."""
     report = reporter(progress_bar)
 
     def solve(problem: Problem, parses: Parses | None = None) -> Result:
@@ -90,15 +103,7 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
             elbo=found.log_density + problem.log_constant,
         )
 
-    return conditions.solve(
-        program,
-        scene.batch(),
-        solve,
-        factors=frozenset(),
-        or_bound=True,
-        search=solve_likely_states,
-        max_values=1,
-    )
+    return solve
 
 
 class Judged(NamedTuple):

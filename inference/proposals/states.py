@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from numpyro.distributions import Distribution
 
 from inference.conditions.problem import Problem, read_problem
-from inference.conditions.solve import Conditions, Runs, Solve, mixed, refuse_impossible
+from inference.conditions.solve import Conditions, Finish, Runs, Solve, mixed, refuse_impossible
 from inference.proposals.parses import Parses, with_points
 from inference.proposals.plan import twins
 from inference.proposals.propose import CLOSE, propose
@@ -35,7 +35,7 @@ CHANGES = 3
 
 
 def solve_likely_states(
-    program: Program, scenes: Scene, method: Solve, left_open: Open
+    program: Program, scenes: Scene, method: Solve, left_open: Open, finish: Finish = mixed
 ) -> Result | None:
     """Solve each scene at the states of its best parses, and weigh them; None where there are none.
 
@@ -46,6 +46,7 @@ def solve_likely_states(
     Args:
         left_open: the sites that the program leaves open; a single one is required, with an entry
             for each object.
+        finish: as `inference.conditions.solve.solve` takes it.
     """
     name, prior = next(iter(left_open.items()))
     if len(left_open) > 1 or not _is_of_objects(prior):
@@ -78,7 +79,7 @@ def solve_likely_states(
     scene, flags = scene[kept], flags[kept]
     found = method(problem.take(kept), jax.tree.map(lambda x: x[kept], own))
     runs = Runs(found, scene, np.arange(len(scene)), np.zeros((len(scene), 0)), found.log_value)
-    return mixed(runs, scenes, Conditions({name: support[flags]}, {}), np.eye(flags.shape[1]))
+    return finish(runs, scenes, Conditions({name: support[flags]}, {}), np.eye(flags.shape[1]))
 
 
 def _is_of_objects(prior: Distribution) -> bool:

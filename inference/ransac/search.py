@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.devices import mesh_of, sharded
 from inference.method import Report, method, reporter
 from inference.proposals import starts
 from inference.proposals.starts import Structure
@@ -36,6 +35,7 @@ from inference.ransac.hypotheses import (
 from inference.result import Result, partition
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
+from models.numerics.devices import mesh_of, sharded
 from models.program.batches import Reading, Skeleton, map_scenes, read_scenes
 from models.program.reading import LinearGaussianModel
 from models.program.sites import Program, described

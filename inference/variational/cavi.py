@@ -38,6 +38,8 @@ from models.scenes import Scene
 
 _DEFAULT = Schedule()
 
+InitStrategy = Literal["parses", "draws", "uniform"] | Logits
+
 MAX_TRIED = 256
 """Sets of present objects beyond which they are not all tried, but searched among."""
 
@@ -60,7 +62,7 @@ def run(
     rng_key: Array,
     *,
     num_restarts: int = 16,
-    init_strategy: Literal["parses", "draws", "uniform"] | Logits = "parses",
+    init_strategy: InitStrategy = "parses",
     projection: Literal["auto", "sinkhorn", "bethe", "softmax"] = "auto",
     schedule: Schedule = _DEFAULT,
     fewest_points: float = 2.0,
@@ -94,8 +96,34 @@ def run(
         raise InputError(
             f"there is no start {init_strategy!r}; choose 'parses', 'draws' or 'uniform'"
         )
-    report = reporter(progress_bar)
     number = Restarts(num_restarts, fewest_points)
+    solve = solver(
+        rng_key, number, init_strategy, projection, schedule, history, devices, progress_bar
+    )
+    return conditions.solve(
+        program,
+        scene.batch(),
+        solve,
+        or_bound=True,
+        tolerance=10 * schedule.tolerance,
+        search=solve_likely_states,
+        max_values=1 if by_parses else MAX_TRIED,
+    )
+
+
+def solver(
+    rng_key: Array,
+    number: Restarts,
+    init_strategy: InitStrategy = "parses",
+    projection: str = "auto",
+    schedule: Schedule = _DEFAULT,
+    history: bool = False,
+    devices: int = 1,
+    progress_bar: bool | Report = False,
+) -> conditions.Solve:
+    """What fits the scenes of a problem; the arguments are those of `run`."""
+    report = reporter(progress_bar)
+    by_parses = init_strategy in ("parses", "draws")
 
     def solve(problem: Problem, parses: Parses | None = None) -> Result:
         name = _projection(problem, projection)
@@ -103,7 +131,7 @@ def run(
         if by_parses:
             parses = propose_whole(problem.reading) if parses is None else parses
             if init_strategy == "draws":
-                parses = drawn(parses, rng_key, num_restarts, problem.skeleton)
+                parses = drawn(parses, rng_key, number.most, problem.skeleton)
         begins: Given = parses if by_parses else None
         if callable(init_strategy):
             begins = init_strategy(problem.scenes)
@@ -117,15 +145,7 @@ def run(
             result = replace(result, history=trace)
         return result
 
-    return conditions.solve(
-        program,
-        scene.batch(),
-        solve,
-        or_bound=True,
-        tolerance=10 * schedule.tolerance,
-        search=solve_likely_states,
-        max_values=1 if by_parses else MAX_TRIED,
-    )
+    return solve
 
 
 def _projection(problem: Problem, name: str) -> str:

@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from guides.projections import PROJECTIONS
 from inference.conditions.problem import Problem
-from inference.devices import mesh_of, sharded
 from inference.method import Report
 from inference.proposals import starts
 from inference.proposals.parses import Parses
@@ -27,6 +26,7 @@ from inference.proposals.starts import Start, Structure
 from inference.variational.ascent import Schedule, State, begin, step
 from inference.variational.restarts import RETRIES, Restarts, Waiting
 from models.numerics.arrays import AnyArray
+from models.numerics.devices import mesh_of, sharded
 from models.program.batches import Skeleton, map_scenes
 from models.program.reading import LinearGaussianModel
 from models.scenes import Scene

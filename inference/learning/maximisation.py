@@ -1,0 +1,163 @@
+"""The M-step: the parameters that make the expected log joint density of all scenes the largest.
+
+By the envelope theorem (Fisher's identity, where the E-step is exact) its slope at the parameters
+of the E-step is that of the summed evidence, or bound.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy.optimize import minimize
+
+from inference.learning.expectation import Expectations
+from inference.learning.params import Params, at
+from inference.learning.statistics import Statistics, expected_log_joint
+from models.distributions.match import MixtureMatch
+from models.errors import ConjugacyError, InputError
+from models.numerics.permanent import MAX_ROWS
+from models.program.reading import LinearGaussianModel, read
+from models.program.sites import Program
+from models.scenes import Scene
+
+MAX_ITERATIONS = 50
+"""Of L-BFGS, in one M-step. More are no use: the next E-step changes what is maximised."""
+
+_NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The expected log joint density of a program as a function of its parameters.
+
+    Compiled once for a program; runs are padded, so that their number may change.
+    """
+
+    program: Program
+    params: Params
+    with_normalizer: bool
+
+    @classmethod
+    def of(
+        cls, program: Program, params: Params, scene: Scene, given: dict[str, Any]
+    ) -> "Objective":
+        """Look at which pieces of a program depend on its parameters.
+
+        Args:
+            scene, given: one scene, and values of the program's conditions there.
+        """
+        depends = _pieces_that_depend(program, params, scene, given)
+        for name in ("points", "seen"):
+            if getattr(depends, name):
+                raise ConjugacyError(
+                    "points", "data that depend on a numpyro.param", "data that do not"
+                )
+        rows, is_mixture = len(scene.points), depends.match_family is MixtureMatch
+        if depends.match_logits and not is_mixture and rows > MAX_ROWS:
+            raise InputError(
+                f"site 'match': its prior depends on a numpyro.param, and its normaliser is out of "
+                f"reach for {rows} parts, more than {MAX_ROWS}; learn on smaller scenes, or fix it"
+            )
+        return cls(program, params, bool(depends.match_logits))
+
+    def maximise(
+        self, scenes: Scene, expected: Expectations, flat: Float[np.ndarray, " n"]
+    ) -> Float[np.ndarray, " n"]:
+        """One M-step, from where the parameters are."""
+        runs = _padded(scenes, expected)
+
+        def negative(flat: Float[np.ndarray, " n"]) -> tuple[float, Float[np.ndarray, " n"]]:
+            value, slope = self._total(jnp.asarray(flat), *runs)
+            if not np.isfinite(value):
+                return np.inf, np.zeros_like(flat)
+            return -float(value), -np.asarray(slope)
+
+        bounds = [(None, high if np.isfinite(high) else None) for high in self.params.highest()]
+        start, _ = negative(flat)
+        found = minimize(
+            negative,
+            flat,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"maxiter": MAX_ITERATIONS, "ftol": 1e-14, "gtol": 1e-8},
+        )
+        return found.x if found.fun <= start else flat
+
+    def scores(
+        self, scenes: Scene, expected: Expectations, flat: Float[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "scenes n"]:
+        """The slope of each scene's evidence, or bound."""
+        runs = _padded(scenes, expected)
+        slopes = np.asarray(self._slopes(jnp.asarray(flat), *runs))[: len(expected.scene)]
+        found = np.zeros((len(scenes.points), len(flat)))
+        np.add.at(found, expected.scene, slopes)
+        return found
+
+    @functools.cached_property
+    def _total(self) -> Callable[..., tuple[Array, Array]]:
+        def total(flat: Array, *runs: Any) -> Float[Array, ""]:
+            return self._by_run(flat, *runs).sum()
+
+        return jax.jit(jax.value_and_grad(total))
+
+    @functools.cached_property
+    def _slopes(self) -> Callable[..., Float[Array, "runs n"]]:
+        def of_run(flat: Array, *run: Any) -> Float[Array, " n"]:
+            return jax.grad(self._of_run)(flat, *run)
+
+        return jax.jit(lambda flat, *runs: jax.vmap(of_run, (None, 0, 0, 0, 0))(flat, *runs))
+
+    def _by_run(self, flat: Array, *runs: Any) -> Float[Array, " runs"]:
+        return jax.vmap(self._of_run, (None, 0, 0, 0, 0))(flat, *runs)
+
+    def _of_run(
+        self,
+        flat: Array,
+        scene: dict[str, Any],
+        given: dict[str, Any],
+        weight: Array,
+        q: Statistics,
+    ) -> Float[Array, ""]:
+        model = _read(self.program, self.params, flat, scene, given)
+        return weight * expected_log_joint(model, q, self.with_normalizer)
+
+
+def _read(
+    program: Program, params: Params, flat: Array, observed: dict[str, Any], given: dict[str, Any]
+) -> LinearGaussianModel:
+    return read(at(program, params.values(flat)), Scene(**observed), given, _NOTHING)
+
+
+def _pieces_that_depend(
+    program: Program, params: Params, scene: Scene, given: dict[str, Any]
+) -> LinearGaussianModel:
+    """For each piece of a program whether it depends on the parameters."""
+    kept: list[LinearGaussianModel] = []
+
+    def look(flat: Array) -> Array:
+        model = _read(program, params, flat, scene.observed, given)
+        kept.append(jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), model))
+        return flat
+
+    jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])  # only what depends is abstract
+    return kept[0]
+
+
+def _padded(
+    scenes: Scene, expected: Expectations
+) -> tuple[dict[str, Any], dict[str, Any], Float[np.ndarray, " runs"], Statistics]:
+    """The runs, made as many as a power of two by ones without weight."""
+    count = len(expected.scene)
+    width = 1 << max(count - 1, 0).bit_length()
+    rows: Int[np.ndarray, " runs"] = np.resize(np.arange(count), width)
+    is_real: Bool[np.ndarray, " runs"] = np.arange(width) < count
+    some = scenes.take(expected.scene[rows])
+    weight = np.where(is_real, expected.weight[rows], 0.0)
+    given, q = jax.tree.map(lambda x: x[rows], (expected.given, expected.statistics))
+    return some.observed, given, weight, q

@@ -1,0 +1,99 @@
+"""The `numpyro.param` sites of a program: their values, and the program at other ones."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.distributions import biject_to, constraints
+from numpyro.handlers import substitute
+
+from models.errors import InputError
+from models.numerics.arrays import AnyArray
+from models.program.sites import Program, trace_all
+from models.scenes import Scene
+
+LARGEST = 1e8
+"""The largest value of a positive parameter: without noise a precision would grow without end."""
+
+Values = dict[str, Any]
+
+
+class Params(NamedTuple):
+    """Which parameters a program has, as one unconstrained vector."""
+
+    start: Values
+    """The values that the program gives them."""
+    constraint: dict[str, Any]
+    size: dict[str, int]
+    """Unconstrained numbers of each."""
+
+    def flat(self, values: Mapping[str, Any]) -> Float[np.ndarray, " n"]:
+        """Values as one unconstrained vector."""
+        parts = [
+            np.ravel(biject_to(self.constraint[name]).inv(jnp.asarray(values[name], float)))
+            for name in self.start
+        ]
+        return np.concatenate(parts)
+
+    def values(self, flat: Float[AnyArray, " n"]) -> Values:
+        """The values that an unconstrained vector stands for; may be traced."""
+        found, place = {}, 0
+        for name, value in self.start.items():
+            transform = biject_to(self.constraint[name])
+            shape = transform.inverse_shape(np.shape(value))
+            found[name] = transform(flat[place : place + self.size[name]].reshape(shape))
+            place += self.size[name]
+        return found
+
+    def names(self) -> list[str]:
+        """The parameter that each entry of the vector belongs to."""
+        return [name for name, size in self.size.items() for _ in range(size)]
+
+    def highest(self) -> Float[np.ndarray, " n"]:
+        """Bounds on the vector: what is positive is at most `LARGEST`."""
+        is_positive = {n: c is constraints.positive for n, c in self.constraint.items()}
+        return np.array([np.log(LARGEST) if is_positive[n] else np.inf for n in self.names()])
+
+
+def params_of(program: Program, scene: Scene) -> Params:
+    """The parameters of a program, at one scene of those that it is to learn from."""
+    sites = {n: s for n, s in trace_all(program, scene).items() if s["type"] == "param"}
+    if not sites:
+        raise InputError(
+            "there is nothing to learn: the program has no numpyro.param; write, say, "
+            'precision = numpyro.param("precision", 1e3, constraint=constraints.positive) in it'
+        )
+    start = {name: np.asarray(site["value"], float) for name, site in sites.items()}
+    constraint = {n: s["kwargs"].get("constraint", constraints.real) for n, s in sites.items()}
+    for name, value in start.items():
+        if not np.all(constraint[name](value)):
+            raise InputError(
+                f"the parameter {name!r} begins at {value}, which its constraint "
+                f"{constraint[name]} does not allow; give it another value in the program"
+            )
+    size = {
+        name: int(np.prod(biject_to(constraint[name]).inverse_shape(np.shape(value))))
+        for name, value in start.items()
+    }
+    return Params(start, constraint, size)
+
+
+def at(program: Program, values: Mapping[str, Any]) -> Program:
+    """The program with its parameters at some values."""
+    return substitute(program, data={name: jnp.asarray(x) for name, x in values.items()})
+
+
+def spread_of(
+    function: Callable[[Array], Values],
+    flat: Float[np.ndarray, " n"],
+    covariance: Float[np.ndarray, "n n"],
+) -> Values:
+    """Standard errors of values from the covariance of the vector (the delta method)."""
+    slopes = jax.jacfwd(function)(jnp.asarray(flat))
+    return {
+        name: np.sqrt(np.einsum("...i,ij,...j->...", slope, covariance, slope))
+        for name, slope in jax.tree.map(np.asarray, slopes).items()
+    }

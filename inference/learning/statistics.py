@@ -1,0 +1,116 @@
+"""What the M-step keeps of a posterior q(match, pose), and the expected log joint density under it.
+
+Given q, E_q log p(points, match, pose, conditions) is a function of the program's numbers alone.
+Around the posterior mean of each pose, with a_mn = x_m - F_n E y_k - offset_n,
+
+    E z_mn |x_m - F_n y_k - offset_n|^2 = r_mn a_mn^2 - 2 a_mn F_n shift_mn + F_n spread_mn F_n',
+
+so that nothing cancels where points are precise.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_solve
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float
+
+from models.distributions.match import MixtureMatch
+from models.numerics.arrays import AnyArray
+from models.numerics.permanent import log_permanent
+from models.program.reading import LinearGaussianModel
+from models.templates import pose_of_part
+
+
+class Statistics(NamedTuple):
+    """Of one run: a scene at a value of its conditions. With a leading axis, of many."""
+
+    match_probs: Float[AnyArray, "N N"]
+    pose_mean: Float[AnyArray, "K p"]
+    pose_covariance: Float[AnyArray, "K p p"]
+    shift: Float[AnyArray, "N N p"]
+    """E[z_mn (y_k - E y_k)]: zero where q(match) and q(pose) are independent."""
+    spread: Float[AnyArray, "N d p p"]
+    """E[z_mn (y_k - E y_k)(y_k - E y_k)'], summed over the points m that feature is seen of."""
+
+
+def expected_log_joint(
+    model: LinearGaussianModel, statistics: Statistics, with_normalizer: bool
+) -> Float[Array, ""]:
+    """E_q log p(points, match, pose, conditions), under the pieces of a program.
+
+    Args:
+        with_normalizer: count the normaliser of the match prior, which is a constant unless the
+            prior depends on what is learnt.
+    """
+    r = statistics.match_probs
+    total = _of_points(model, statistics) + _of_poses(model, statistics)
+    possible = jnp.isfinite(model.match_logits)  # elsewhere r is zero but for rounding
+    total += jnp.sum(r * jnp.where(possible, model.match_logits, 0.0))
+    if with_normalizer:
+        total -= _log_normalizer(model)
+    return total + model.log_constant
+
+
+def _of_points(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
+    """E_q log p(points | match, pose), eq. p_X."""
+    parts = model.parts
+    mean = q.pose_mean[pose_of_part(parts.owner, model.num_objects)]
+    counted = model.seen[:, None] & parts.feature_mask  # (N, N, d)
+    apart = model.points[:, None] - (jnp.einsum("ndp,np->nd", parts.F, mean) + parts.offset)
+    across = jnp.einsum("mnp,ndp->mnd", q.shift, parts.F)
+    squares = q.match_probs[..., None] * apart**2 - 2 * apart * across
+    squares = jnp.where(counted, squares, 0.0).sum(axis=0)
+    squares += parts.feature_mask * jnp.einsum("ndp,ndpq,ndq->nd", parts.F, q.spread, parts.F)
+    number = jnp.where(counted, q.match_probs[..., None], 0.0).sum(axis=0)
+    variance = parts.variance
+    return -0.5 * jnp.sum(squares / variance + number * jnp.log(2 * math.pi * variance))
+
+
+def _of_poses(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
+    """E_q log p(pose), eq. p_Y."""
+
+    def of_object(
+        mean: Array, covariance: Array, own_mean: Array, own_covariance: Array
+    ) -> Float[Array, ""]:
+        factor = jnp.linalg.cholesky(covariance)
+        apart = own_mean - mean
+        second = own_covariance + jnp.outer(apart, apart)
+        log_det = jnp.log(2 * math.pi * jnp.diag(factor) ** 2).sum()
+        return -0.5 * (jnp.trace(cho_solve((factor, True), second)) + log_det)
+
+    each = jax.vmap(of_object)
+    return each(model.pose_mean, model.pose_covariance, q.pose_mean, q.pose_covariance).sum()
+
+
+def _log_normalizer(model: LinearGaussianModel) -> Float[Array, ""]:
+    if model.match_family is MixtureMatch:
+        return logsumexp(model.match_logits, axis=-1).sum()
+    return log_permanent(model.match_logits)
+
+
+def independent(
+    match_probs: Float[np.ndarray, "runs N N"],
+    pose_mean: Float[np.ndarray, "runs K p"],
+    pose_covariance: Float[np.ndarray, "runs K p p"],
+    seen: np.ndarray,
+    owner: np.ndarray,
+) -> Statistics:
+    """Those of q(match) q(pose), the mean-field family.
+
+    Args:
+        seen: which features of each point are seen, (runs, N, d).
+    """
+    count, rows = match_probs.shape[:2]
+    by_part = pose_covariance[:, pose_of_part(owner, pose_mean.shape[1])]
+    number = np.einsum("smn,smd->snd", match_probs, seen.astype(float))
+    return Statistics(
+        match_probs,
+        pose_mean,
+        pose_covariance,
+        np.zeros((count, rows, rows, pose_mean.shape[-1])),
+        number[..., None, None] * by_part[:, :, None],
+    )
