@@ -173,7 +173,8 @@ def object_grid(
     steps = jax.tree.map(lambda x: x[..., of_left, :], left)
     start = jnp.zeros((len(prior_mean), 1, 1))
     left_z, mean = innovations(steps, _placed(residual[:, :half], placed.left), start)
-    steps = jax.tree.map(lambda x: x[..., of_left, :, :], both)
+    # The design is the same for every left pattern: an axis of length one.
+    steps = jax.tree.map(lambda x: x[..., of_left, :, :] if x.shape[-3] > 1 else x, both)
     from_left, left_mean = innovations(steps, jnp.zeros((len(met), 1, 1, 1)), mean[:, :, None])
     steps = jax.tree.map(lambda x: x[..., of_right, :], both)
     observed = _placed(residual[:, half:], placed.right)[:, None]

@@ -317,8 +317,11 @@ def point_count(
     log_prob = jnp.where(possible, log_prob, -jnp.inf) + Binomial(slots, clutter_prob).log_prob(
         used
     )
+    # A count that is impossible has log probability -inf, of which there must be no slope.
+    some = possible.any(axis=1)
+    logits = logsumexp(jnp.where(some[:, None], log_prob, 0.0), axis=1)
     # NumPyro's check of logits refuses counts that are impossible.
-    return CategoricalLogits(logsumexp(log_prob, axis=1), validate_args=False)
+    return CategoricalLogits(jnp.where(some, logits, -jnp.inf), validate_args=False)
 
 
 @jax.jit
