@@ -139,8 +139,8 @@ class Work:
         numbers, (method, seed, settings, _) = self.numbers_of(block), self.job
         data: dict[str, Any] = {"file": self.file.digest, "scenes": numbers.tolist()}
         asked: dict[str, Any] = {"method": method, "seed": seed, "settings": dict(settings)}
-        if "weights" in settings:  # a file, whose name says nothing of what is in it
-            data["weights"] = digest(np.fromfile(settings["weights"], np.uint8))
+        for name in {"weights", "learned"} & set(settings):  # files: a name says nothing of them
+            data[name] = digest(np.fromfile(settings[name], np.uint8))
         return store.entry(f"part-{block:06d}", block=block, **asked, **data)
 
 

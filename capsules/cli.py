@@ -17,6 +17,7 @@ from capsules.commands.demo import demo
 from capsules.commands.evaluate import evaluate
 from capsules.commands.film import film
 from capsules.commands.infer import infer
+from capsules.commands.learn import learn
 from capsules.commands.reproduce import reproduce
 from capsules.commands.sample import sample
 from capsules.commands.train import train
@@ -101,6 +102,9 @@ def capsules() -> None:
     Infer every scene of a file of any size, and go on after an interruption:
       [cyan]capsules infer scenes.npz --all --out answers[/cyan]
 
+    Learn the noise and the poses from scenes without labels:
+      [cyan]capsules learn scenes.npz --out learned.npz[/cyan]
+
     Measure a method on all of them, and make the tables of the paper:
       [cyan]capsules evaluate scenes.npz --method ransac[/cyan]
       [cyan]capsules reproduce table1[/cyan]
@@ -113,7 +117,7 @@ def capsules() -> None:
     """
 
 
-for command in (demo, sample, infer, film, evaluate, compare, reproduce, train):
+for command in (demo, sample, infer, film, evaluate, compare, learn, reproduce, train):
     app.command()(command)
 app.add_typer(faces.app, name="faces")
 

@@ -77,6 +77,7 @@ def compare(
     objects: Sequence[str] | None = None,
     precision: float | None = None,
     prior: str = "uniform",
+    learned: str | None = None,
     rungs: int | None = None,
     twice: bool = True,
     progress: Callable[[str], Report] | None = None,
@@ -89,7 +90,7 @@ def compare(
 
     Args:
         methods: names in `capsules.methods.METHODS`.
-        objects, precision, prior: as in `capsules.methods.program_of`.
+        objects, precision, prior, learned: as in `capsules.methods.program_of`.
         rungs: of tempering, for the methods that can (gibbs, nuts), 1 for none; by default gibbs
             has 12 and nuts none.
         twice: call each method once more, to time it without compilation.
@@ -110,12 +111,13 @@ def compare(
         for name in methods
     }
     given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
+    given |= {"learned": learned}
     programs = {name: check_options(name, seed, **given, **options[name]) for name in methods}
     found = {
         name: _timed(name, program, scene, seed, options[name], twice, progress)
         for name, program in programs.items()
     }
-    truth = _exact_in_frame(program_of("ds", objects, precision, prior), scene)
+    truth = _exact_in_frame(program_of("ds", **given), scene)
     return [
         _row(name, result, first, programs[name], truth) for name, (result, first) in found.items()
     ]

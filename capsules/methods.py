@@ -6,6 +6,7 @@ Each takes the program itself. A new method is one line in `METHODS`, a new prio
 import functools
 from collections import ChainMap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,6 +14,9 @@ import numpy as np
 from jaxtyping import Array
 
 from capsules.baselines import dynamic_routing, em_routing
+from capsules.experiments.learnable import TEMPLATE, arguments
+from capsules.files.learned import load_learned
+from capsules.files.paths import check_input
 from inference import cavi, exact, gibbs, map_parse, nuts, ransac, svi
 from inference.method import Report
 from inference.result import Result
@@ -29,6 +33,9 @@ from models.program.sites import Program
 from models.program.witness import LARGEST
 from models.scenes import Scene, check_scene
 from models.templates import SHAPES, Parts, shapes, stack, with_clutter
+
+PAPER = ("square", "triangle", "square")
+"""The shapes of the paper's scenes, which the programs have by themselves."""
 
 MatchPrior = Literal["doubly_stochastic", "permutation", "mixture"]
 
@@ -179,6 +186,7 @@ def program_of(
     preset: str = "default",
     clutter: int = 0,
     visibility: float | None = None,
+    learned: str | None = None,
 ) -> Program:
     """The constellations program as a method runs it.
 
@@ -190,6 +198,7 @@ def program_of(
         preset: a name in `PRESETS`.
         clutter: the most points of a scene that may belong to no object.
         visibility: probability that a part of a present object is seen; by default 1.
+        learned: a file of learnt numbers; of those, what is given here goes before.
     """
     for value, what, known in (
         (method, "method", EVERY_METHOD),
@@ -215,7 +224,16 @@ def program_of(
             f"{visibility} with {prior!r}; try 0.9 with the prior presence"
         )
     names = None if objects is None else tuple(objects)
-    return _program(method, names, precision, prior, preset, clutter, visibility)
+    file = None
+    if learned is not None:
+        if PRESETS[preset].get(method, Preset({})).program is not None:
+            raise InputError(
+                f"learnt numbers are for our own programs, got the preset {preset!r}, which has "
+                "one of its own; leave one of the two out"
+            )
+        check_input(Path(learned), "a file of learnt numbers")
+        file = Path(learned), Path(learned).stat().st_mtime
+    return _program(method, names, precision, prior, preset, clutter, visibility, file)
 
 
 def methods_for(prior: str) -> tuple[str, ...]:
@@ -252,6 +270,7 @@ def infer(
     preset: str = "default",
     clutter: int = 0,
     visibility: float | None = None,
+    learned: str | None = None,
     progress_bar: bool | Report = False,
     **options: Any,
 ) -> Result:
@@ -261,7 +280,7 @@ def infer(
     `num_restarts`, and go before what the preset says.
     """
     given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
-    given |= {"preset": preset, "clutter": clutter, "visibility": visibility}
+    given |= {"preset": preset, "clutter": clutter, "visibility": visibility, "learned": learned}
     program = check_options(method, seed, **given, **options)
     parts = templates(None if objects is None else tuple(objects), clutter)
     scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
@@ -291,6 +310,7 @@ def check_options(
     preset: str = "default",
     clutter: int = 0,
     visibility: float | None = None,
+    learned: str | None = None,
     **options: Any,
 ) -> Program:
     """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
@@ -300,7 +320,7 @@ def check_options(
             f"the precision must be at most {LARGEST:g}, got {precision}; it is one over the "
             "variance of a point, 1e4 by default"
         )
-    program = program_of(method, objects, precision, prior, preset, clutter, visibility)
+    program = program_of(method, objects, precision, prior, preset, clutter, visibility, learned)
     if unknown := set(options) - _method(method, preset).options:
         preset = "" if preset == "default" else f" under the preset {preset!r}"
         raise InputError(
@@ -345,9 +365,22 @@ def _program(
     preset: str,
     clutter: int,
     visibility: float | None,
+    learned: tuple[Path, float] | None,
 ) -> Program:
+    """Args:
+    learned: a file of learnt numbers, and when it was written: a new one is read again.
+    """
     own = PRESETS[preset].get(method, Preset({})).program
     given: dict[str, Any] = {"parts": templates(objects, clutter)}
+    if learned is not None:
+        numbers = load_learned(learned[0])
+        found = arguments(PRIORS[prior], numbers, objects or PAPER, clutter)
+        if set(found) == {"parts"} and not any(n.startswith(TEMPLATE) for n in numbers):
+            raise InputError(
+                f"{learned[0]} holds {', '.join(numbers)}, and the prior {prior!r} has none of "
+                "these; choose another prior"
+            )
+        given |= found
     if own is None and prior == "uniform":
         given["match_prior"] = EVERY_METHOD[method].match_prior
     if precision is not None:

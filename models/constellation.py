@@ -38,6 +38,7 @@ def constellation(
     precision: ArrayLike = 1e4,
     beta: ArrayLike = 1.0,
     parts: Parts = PARTS,
+    pose_prior: Distribution | None = None,
 ) -> Float[Array, "N d"]:
     """A scene of points that are the parts of geometric objects, in unknown order.
 
@@ -56,12 +57,15 @@ def constellation(
         precision: of the noise, the paper's lambda.
         beta: annealing, multiplies the precision.
         parts: the templates.
+        pose_prior: of each object, in the place of N(mu_0, D_0).
     """
     pose_mean = jnp.zeros(parts.pose_dim)
     pose_covariance = jnp.eye(parts.pose_dim)
+    if pose_prior is None:
+        pose_prior = dist.MultivariateNormal(pose_mean, pose_covariance)
 
     with numpyro.plate("object", parts.num_objects):
-        pose = numpyro.sample("pose", dist.MultivariateNormal(pose_mean, pose_covariance))  # p_Y
+        pose = numpyro.sample("pose", pose_prior)  # eq. p_Y
     match = numpyro.sample("match", uniform_match(match_prior, parts.num_parts))  # eq. p_Z_approx
     likelihood = MatchedParts(match, pose, parts, precision=precision, beta=beta, present=present)
     return numpyro.sample("points", likelihood, obs=points)  # eq. p_X
@@ -134,6 +138,7 @@ def presence_constellation(
     precision: ArrayLike = 3e3,
     beta: ArrayLike = 1.0,
     parts: Parts = PARTS,
+    pose_prior: Distribution | None = None,
 ) -> Float[Array, "N d"]:
     """A scene of some of the objects: which of them are there is unknown too.
 
@@ -152,11 +157,13 @@ def presence_constellation(
         presence_prob: of each object.
         visibility: probability that a part of a present object is seen.
         clutter_prob: probability that a slot for clutter is in use.
+        pose_prior: of each object, in the place of N(0, I).
     """
+    if pose_prior is None:
+        pose_prior = dist.MultivariateNormal(jnp.zeros(parts.pose_dim), jnp.eye(parts.pose_dim))
+
     with numpyro.plate("object", parts.num_objects):
-        pose = numpyro.sample(
-            "pose", dist.MultivariateNormal(jnp.zeros(parts.pose_dim), jnp.eye(parts.pose_dim))
-        )
+        pose = numpyro.sample("pose", pose_prior)
         presence = numpyro.sample("presence", dist.Bernoulli(presence_prob), obs=presence)
     seen = None if present is None else present.sum()
     of_points = point_count(presence, visibility, parts.owner, clutter_prob)

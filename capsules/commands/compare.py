@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsules.commands.options import Index, Precision, Prior, Rungs, Seed
+from capsules.commands.options import Index, LearnedFile, Precision, Prior, Rungs, Seed
 from capsules.commands.shared import progress_bar
 from capsules.files.points import stored_scene
 
@@ -37,6 +37,7 @@ def compare(
     ] = None,
     precision: Precision = None,
     prior: Prior = "uniform",
+    learned: LearnedFile = None,
     rungs: Rungs = None,
     once: Annotated[
         bool, typer.Option("--once", help="Call each method once: the time includes compilation.")
@@ -79,6 +80,7 @@ def compare(
             objects=objects,
             precision=precision,
             prior=prior,
+            learned=None if learned is None else str(learned),
             rungs=rungs,
             twice=not once,
             progress=progress,

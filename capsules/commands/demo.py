@@ -15,6 +15,7 @@ from capsules.commands.shared import (
     Stopwatch,
     check_picture_format,
     keep_compiled_code,
+    save_picture,
     shape_names,
     show_seconds,
 )
@@ -80,7 +81,7 @@ def demo(
       [cyan]capsules demo --shapes square,pentagon --seed 2[/cyan]
       [cyan]capsules demo --scenes scenes.npz --index 3[/cyan]
     """
-    from capsules.files.paths import check_output, whole_file
+    from capsules.files.paths import check_output
 
     check_picture_format(out)
     check_output(out, scenes)  # before the work
@@ -101,9 +102,7 @@ def demo(
     results = [result for result, _ in timed]
     parts = templates(None if objects is None else tuple(objects), clutter)
     labels = object_names(names) if len(names) == parts.num_objects else None
-    with whole_file(out) as file:
-        figure = plot_demo(results, parts, labels)
-        figure.savefig(file, dpi=110, format=out.suffix[1:].lower())
+    save_picture(plot_demo(results, parts, labels), out)
     print(f"The picture is in {out}.")
 
 

@@ -14,6 +14,7 @@ import typer
 from capsules.commands import scale
 from capsules.commands.options import (
     Clutter,
+    LearnedFile,
     Precision,
     Preset,
     Prior,
@@ -44,6 +45,7 @@ def evaluate(
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,
     weights: Weights = None,
+    learned: LearnedFile = None,
     seed: Seed = 0,
     json_file: Annotated[
         Path | None,
@@ -96,6 +98,7 @@ def evaluate(
     options |= {"clutter": clutter} if clutter else {}
     options |= {} if visibility is None else {"visibility": visibility}
     options |= {} if weights is None else {"weights": str(weights)}
+    options |= {} if learned is None else {"learned": str(learned)}
     job = Job(method, seed, options, devices)
     check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap
     kept = nullcontext() if out is None else scale.open_store(out)

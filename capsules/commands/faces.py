@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsules.commands.scale import open_store, say_what_is_there
-from capsules.commands.shared import check_picture_format, keep_compiled_code, progress_of_blocks
+from capsules.commands.shared import (
+    check_picture_format,
+    keep_compiled_code,
+    progress_of_blocks,
+    save_picture,
+)
 
 if TYPE_CHECKING:
     from capsules.faces.experiment import FaceStudy
@@ -42,7 +47,7 @@ def demo(
       [cyan]capsules faces demo[/cyan]
       [cyan]capsules faces demo --faces 3 --occluded --seed 4 --out occluded.png[/cyan]
     """
-    from capsules.files.paths import check_output, whole_file
+    from capsules.files.paths import check_output
 
     check_picture_format(out)
     check_output(out)  # before the work
@@ -63,9 +68,7 @@ def demo(
             f"{numbers[f'scene_{name}'][0]:.4f}, of the appearance "
             f"{numbers[f'appearance_{name}'][0]:.3f}"
         )
-    with whole_file(out) as file:
-        figure = plot_faces(study, scenes, explained)
-        figure.savefig(file, dpi=110, format=out.suffix[1:].lower())
+    save_picture(plot_faces(study, scenes, explained), out)
     print(f"The picture is in {out}.")
 
 

@@ -12,6 +12,7 @@ from capsules.commands import scale
 from capsules.commands.options import (
     Clutter,
     Index,
+    LearnedFile,
     Precision,
     Preset,
     Prior,
@@ -22,7 +23,12 @@ from capsules.commands.options import (
     Visibility,
     Weights,
 )
-from capsules.commands.shared import PAPER_SHAPES, check_picture_format, keep_compiled_code
+from capsules.commands.shared import (
+    PAPER_SHAPES,
+    check_picture_format,
+    keep_compiled_code,
+    save_picture,
+)
 from capsules.commands.shared import shape_names as names_of
 from capsules.files.points import read_scene
 
@@ -49,6 +55,7 @@ def infer(
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,
     weights: Weights = None,
+    learned: LearnedFile = None,
     seed: Seed = 0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture to write: .png, .pdf or .svg.")
@@ -98,6 +105,7 @@ def infer(
     options |= {"clutter": clutter} if clutter else {}
     options |= {} if visibility is None else {"visibility": visibility}
     options |= {} if weights is None else {"weights": str(weights)}
+    options |= {} if learned is None else {"learned": str(learned)}
     options |= {} if rungs is None else {"num_temperatures": rungs}
     if every:
         if (index, plot, json_file) != (0, None, None):
@@ -134,9 +142,7 @@ def infer(
     if plot is not None:
         from inference.plots.scenes import plot_demo
 
-        with whole_file(plot) as picture:
-            figure = plot_demo([result], parts, object_names(names))
-            figure.savefig(picture, dpi=110, format=plot.suffix[1:].lower())
+        save_picture(plot_demo([result], parts, object_names(names)), plot)
     if to_file is not None:
         with whole_file(to_file) as written:
             written.write((json.dumps(answer, indent=2) + "\n").encode())

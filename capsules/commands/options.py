@@ -15,6 +15,14 @@ Clutter = Annotated[
 Index = Annotated[
     int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
 ]
+LearnedFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--learned",
+        metavar="FILE",
+        help="Numbers of the model that `capsules learn` found; options go before them.",
+    ),
+]
 Precision = Annotated[
     float | None,
     typer.Option(

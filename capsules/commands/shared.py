@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.progress import Progress
 
     from inference.result import Result
@@ -56,6 +57,14 @@ def check_picture_format(path: Path) -> None:
             f"the picture {path} should end in {', '.join(PICTURE_FORMATS)}, which says its "
             f"format, but ends in {path.suffix!r}; try demo.png"
         )
+
+
+def save_picture(figure: "Figure", path: Path) -> None:
+    """Write a picture in the format that its name says, whole or not at all."""
+    from capsules.files.paths import whole_file
+
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=110, format=path.suffix[1:].lower())
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from models.errors import InputError
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 100
 """Bytes that a file may unpack to; more if it is at most so many times the file itself."""
 
+SCENES = "an npz file of plain arrays `points`, `present`, `object`, as `capsules sample` writes it"
+
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
@@ -42,9 +44,9 @@ class Header(NamedTuple):
 class ArrayFile:
     """An npz file that is open: the headers of its arrays, and their rows by number."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        """Open it; `what` says in errors what the file should be, as in "a scene file"."""
-        self.path, self.what = path, what
+    def __init__(self, path: Path, what: str, wanted: str = SCENES) -> None:
+        """Open it; errors say `what` the file should be, "a scene file", and what to give."""
+        self.path, self.what, self.wanted = path, what, wanted
         self._streams: dict[str, IO[bytes]] = {}
         check_input(path, what)
         try:
@@ -117,6 +119,13 @@ class ArrayFile:
         raw = self._read(name, header.begin + start * header.row_bytes, shape, header)
         return raw.reshape(shape)
 
+    def array(self, name: str) -> np.ndarray:
+        """A whole array."""
+        header = self.header(name)
+        if header.column_major:
+            return self._whole(name, header)
+        return self._read(name, header.begin, header.shape, header).reshape(header.shape)
+
     def _whole(self, name: str, header: Header) -> np.ndarray:
         """An array that is stored column by column: only whole, so only if it is small."""
         if math.prod(header.shape) * header.dtype.itemsize > 1 << 28:
@@ -153,6 +162,5 @@ class ArrayFile:
 
     def _unreadable(self, error: Exception) -> InputError:
         return InputError(
-            f"cannot read {self.path} as {self.what} ({reason_of(error)}); give an npz file of "
-            "plain arrays `points`, `present`, `object`, as `capsules sample` writes it"
+            f"cannot read {self.path} as {self.what} ({reason_of(error)}); give {self.wanted}"
         )

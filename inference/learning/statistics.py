@@ -24,6 +24,8 @@ from models.numerics.permanent import log_permanent
 from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
+_NO_POINT = 1e-9  # expected points of an object that has none
+
 
 class Statistics(NamedTuple):
     """Of one run: a scene at a value of its conditions. With a leading axis, of many."""
@@ -71,7 +73,11 @@ def _of_points(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
 
 
 def _of_poses(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
-    """E_q log p(pose), eq. p_Y."""
+    """E_q log p(pose), eq. p_Y, of objects that have points.
+
+    The pose of an object without any has its prior as posterior, whatever the prior is. To hold it
+    fixed would be right too, and slow: it would pull the new prior towards the old one.
+    """
 
     def of_object(
         mean: Array, covariance: Array, own_mean: Array, own_covariance: Array
@@ -82,8 +88,13 @@ def _of_poses(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
         log_det = jnp.log(2 * math.pi * jnp.diag(factor) ** 2).sum()
         return -0.5 * (jnp.trace(cho_solve((factor, True), second)) + log_det)
 
-    each = jax.vmap(of_object)
-    return each(model.pose_mean, model.pose_covariance, q.pose_mean, q.pose_covariance).sum()
+    each = jax.vmap(of_object)(
+        model.pose_mean, model.pose_covariance, q.pose_mean, q.pose_covariance
+    )
+    of_points = jnp.where(model.seen.any(axis=1)[:, None], q.match_probs, 0.0).sum(axis=0)
+    owner = model.parts.owner
+    has_points = jnp.zeros(model.num_objects + 1).at[owner].add(of_points)[:-1] > _NO_POINT
+    return jnp.where(has_points, each, 0.0).sum()
 
 
 def _log_normalizer(model: LinearGaussianModel) -> Float[Array, ""]:

@@ -12,16 +12,19 @@ import pytest
 from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
 
+from inference import exact
 from inference.exact.permutations import make_plan, sum_over_matches
 from inference.exact.solutions import ordered
+from inference.learning import learn
 from inference.learning.expectation import expect
 from inference.learning.maximisation import Objective
 from inference.learning.params import at, params_of
 from models import MatchedParts, PermutationMatch, make_scene, presence_constellation
+from models.errors import InputError
 from models.numerics.permanent import log_permanent
 from models.program.batches import skeleton_of
 from models.program.reading import read
-from models.scenes import join
+from models.scenes import Scene, join
 from models.templates import normalise, stack
 
 KEY = jax.random.key(0)
@@ -32,22 +35,7 @@ CLUTTERED = stack([normalise(TRIANGLE), normalise(SEGMENT)], clutter=1)
 
 
 def with_precision(points=None, present=None):
-    precision = numpyro.param("precision", 20.0, constraint=constraints.positive)
-    simple(points, present, precision=precision)
-
-
-def with_pose_prior(points=None, present=None):
-    mean = numpyro.param("mean", jnp.array([0.1, -0.2, 0.3, 0.2]))
-    covariance = numpyro.param(
-        "covariance", 0.5 * jnp.eye(4) + 0.1, constraint=constraints.positive_definite
-    )
-    simple(points, present, pose_prior=dist.MultivariateNormal(mean, covariance))
-
-
-def with_match_weights(points=None, present=None):
-    logits = numpyro.param("logits", jnp.linspace(-1.0, 1.0, 25).reshape(5, 5) ** 2)
-    logits = jnp.where(jnp.arange(5)[:, None] < 4, logits, 0.0)
-    simple(points, present, logits=logits)
+    simple(points, present, numpyro.param("precision", 20.0, constraint=constraints.positive))
 
 
 def with_templates(points=None, present=None):
@@ -56,24 +44,30 @@ def with_templates(points=None, present=None):
     simple(points, present, parts=stack([normalise(triangle), normalise(segment)]))
 
 
-def with_presence(points=None, present=None):
-    presence = numpyro.param("presence_prob", 0.4, constraint=constraints.unit_interval)
-    visibility = numpyro.param("visibility", 0.7, constraint=constraints.unit_interval)
-    presence_constellation(
+def with_four(points=None, present=None):
+    """Templates, the pose prior, the match prior and the noise are open."""
+    triangle = numpyro.param("triangle", TRIANGLE + 0.1)
+    mean = numpyro.param("mean", jnp.array([0.1, -0.2, 0.3, 0.2]))
+    covariance = numpyro.param(
+        "covariance", 0.5 * jnp.eye(4) + 0.1, constraint=constraints.positive_definite
+    )
+    logits = numpyro.param("logits", jnp.linspace(-1.0, 1.0, 25).reshape(5, 5) ** 2)
+    simple(
         points,
         present,
-        presence_prob=presence,
-        visibility=visibility,
-        precision=20.0,
-        parts=PARTS,
+        numpyro.param("precision", 20.0, constraint=constraints.positive),
+        dist.MultivariateNormal(mean, covariance),
+        jnp.where(jnp.arange(5)[:, None] < 4, logits, 0.0),
+        stack([normalise(triangle), normalise(SEGMENT)]),
     )
 
 
-def with_clutter(points=None, present=None):
-    clutter = numpyro.param("clutter_prob", 0.4, constraint=constraints.unit_interval)
-    presence_constellation(
-        points, present, visibility=0.7, clutter_prob=clutter, precision=20.0, parts=CLUTTERED
-    )
+def with_presence(points=None, present=None):
+    """Which objects are there, which parts are seen, and how much is clutter are open."""
+    names = ("presence_prob", "visibility", "clutter_prob")
+    starts = zip(names, (0.4, 0.7, 0.3), strict=True)
+    probs = {n: numpyro.param(n, x, constraint=constraints.unit_interval) for n, x in starts}
+    presence_constellation(points, present, precision=20.0, parts=CLUTTERED, **probs)
 
 
 def simple(points, present, precision=20.0, pose_prior=None, logits=None, parts=PARTS):
@@ -86,59 +80,166 @@ def simple(points, present, precision=20.0, pose_prior=None, logits=None, parts=
     numpyro.sample("points", likelihood, obs=points)
 
 
-PROGRAMS = [
-    with_precision,
-    with_pose_prior,
-    with_match_weights,
-    with_templates,
-    with_presence,
-    with_clutter,
-]
-
-
 def scenes_for(program, count=6):
     """Under presence few points, so that several sets of objects explain them."""
-    num_parts = 6 if program is with_clutter else 5
-    num_points = 2 if program in (with_presence, with_clutter) else 4
+    num_points, num_parts = (2, 6) if program is with_presence else (4, 5)
     rng = np.random.default_rng(7)
     return join(
         [make_scene(rng.normal(size=(num_points, 2)), num_parts=num_parts) for _ in range(count)]
     )
 
 
-def log_evidence(program, params, scene, flat):
-    """By exact inference's sums, straight through, in a form that JAX can differentiate."""
+def log_evidence(program, params, scene):
+    """By exact inference's sums, straight through, and the slope of it."""
     sets = [{}]
-    if program in (with_presence, with_clutter):
+    if program is with_presence:
         sets = [{"presence": np.array(x)} for x in ((1, 0), (0, 1), (1, 1))]
-    terms = []
     num_points = int(scene.present.sum())
-    for given in sets:
-        concrete = read(at(program, params.start), scene, given)
-        plan = make_plan(skeleton_of(jax.tree.map(np.asarray, concrete)), num_points)
-        model = read(at(program, params.values(flat)), scene, given)
-        wide = jax.tree.map(lambda x: jnp.asarray(x)[..., None], model)
-        wide, _, _ = ordered(wide, plan, np.arange(len(scene.points))[None])
-        value = sum_over_matches(wide, plan).evidence[0]
-        value += math.lgamma(len(scene.points) - num_points + 1)
-        terms.append(value + model.log_constant - log_permanent(model.match_logits))
-    return logsumexp(jnp.stack(terms))
+    skeletons = [skeleton_of(read(at(program, params.start), scene, given)) for given in sets]
+    plans = [make_plan(skeleton, num_points) for skeleton in skeletons]
 
+    def of_params(flat, observed, sets):
+        terms = []
+        for given, plan in zip(sets, plans, strict=True):
+            model = read(at(program, params.values(flat)), Scene(**observed), given)
+            wide = jax.tree.map(lambda x: jnp.asarray(x)[..., None], model)
+            wide, _, _ = ordered(wide, plan, np.arange(len(scene.points))[None])
+            value = sum_over_matches(wide, plan).evidence[0]
+            value += math.lgamma(len(scene.points) - num_points + 1)
+            terms.append(value + model.log_constant - log_permanent(model.match_logits))
+        return logsumexp(jnp.stack(terms))
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_the_slope_of_the_m_step_is_that_of_the_evidence(program):
-    """Fisher's identity, for each kind of parameter."""
-    scenes = scenes_for(program, count=2)
-    params = params_of(program, scenes.take(0))
-    flat = params.flat(params.start) + 0.05
-    expected = expect(at(program, params.values(flat)), scenes, "exact", KEY)
-    objective = Objective.of(
-        program, params, scenes.take(0), jax.tree.map(lambda x: x[0], expected.given)
+    return functools.partial(
+        jax.jit(jax.value_and_grad(of_params)), observed=scene.observed, sets=sets
     )
-    found = objective.scores(scenes, expected, flat)
-    for s in range(2):
-        evidence = functools.partial(log_evidence, program, params, scenes.take(s))
-        value, slope = jax.jit(jax.value_and_grad(evidence))(flat)
-        assert expected.value[s] == pytest.approx(float(value), rel=1e-9)
-        np.testing.assert_allclose(found[s], slope, rtol=1e-7, atol=1e-7)
-    assert np.isfinite(found).all() and np.abs(found).max() > 0.01
+
+
+@functools.cache
+def slopes(program):
+    """By the M-step and through exact inference, by parameter."""
+    scene = scenes_for(program, count=1)
+    params = params_of(program, scene.take(0))
+    flat = params.flat(params.start) + 0.05
+    expected = expect(at(program, params.values(flat)), scene, "exact", KEY)
+    given = jax.tree.map(lambda x: x[0], expected.given)
+    objective = Objective.of(program, params, scene.take(0), given)
+    (found,) = objective.scores(scene, expected, flat)
+    value, wanted = log_evidence(program, params, scene.take(0))(flat)
+    assert expected.value[0] == pytest.approx(float(value), rel=1e-9)
+    names = np.array(params.names())
+    return {name: (found[names == name], wanted[names == name]) for name in params.start}
+
+
+@pytest.mark.parametrize(
+    "program, name",
+    [(with_four, n) for n in ("precision", "mean", "covariance", "logits", "triangle")]
+    + [(with_presence, n) for n in ("presence_prob", "visibility", "clutter_prob")],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_the_slope_of_the_m_step_is_that_of_the_evidence(program, name):
+    """Fisher's identity, for each kind of parameter."""
+    found, wanted = slopes(program)[name]
+    assert np.isfinite(found).all() and np.abs(found).max() > 1e-4
+    np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-7)
+
+
+def with_all(points=None, present=None):
+    """Two objects, some absent, with every number of the model open."""
+    precision = numpyro.param("precision", 20.0, constraint=constraints.positive)
+    mean = numpyro.param("mean", jnp.zeros(4))
+    covariance = numpyro.param("covariance", jnp.eye(4), constraint=constraints.positive_definite)
+    prob = numpyro.param("presence_prob", 0.5, constraint=constraints.unit_interval)
+    presence_constellation(
+        points,
+        present,
+        presence_prob=prob,
+        visibility=0.8,
+        precision=precision,
+        parts=PARTS,
+        pose_prior=dist.MultivariateNormal(mean, covariance),
+    )
+
+
+@functools.cache
+def some_scenes(count=24):
+    """Of triangles and segments with parts missing, of three to five points."""
+    rng = np.random.default_rng(3)
+    scenes = []
+    while len(scenes) < count:
+        pose = rng.normal([0.2, -0.1, 0.3, 0.0], 0.2, size=(2, 4))
+        where = np.asarray(PARTS.predict(jnp.asarray(pose))) + 0.05 * rng.normal(size=(5, 2))
+        here = np.asarray(PARTS.owner)[:, None] == np.flatnonzero(rng.random(2) < 0.7)
+        kept = here.any(axis=1) & (rng.random(5) < 0.8)
+        if kept.sum() >= 3:
+            scenes.append(make_scene(rng.permutation(where[kept]), num_parts=5))
+    return join(scenes)
+
+
+@functools.cache
+def learnt(e_step, num_steps=6):
+    return learn(with_all, some_scenes(), KEY, e_step=e_step, num_steps=num_steps, tolerance=0.0)
+
+
+def test_with_exact_e_steps_the_evidence_never_falls():
+    learned = learnt("exact")
+    assert (np.diff(learned.objective) >= -1e-9).all()
+    assert learned.objective[-1] > learned.objective[0] + 1
+
+
+def test_every_method_takes_the_learnt_program():
+    learned = learnt("exact")
+    result = exact.run(learned.program, some_scenes())
+    assert result.log_evidence.mean() == pytest.approx(learned.objective[-1], rel=1e-12)
+    assert learned.history["precision"][-1] == learned.params["precision"]
+
+
+def test_a_bound_is_below_the_evidence():
+    right = exact.run(with_all, some_scenes()).log_evidence
+    for e_step in ("map", "ds"):
+        assert (expect(with_all, some_scenes(), e_step, KEY).value <= right + 1e-6).all()
+
+
+def test_held_out_scenes_are_not_learnt_from():
+    whole = learn(with_all, some_scenes(), KEY, e_step="exact", num_steps=1, holdout=0.25)
+    alone = learn(with_all, some_scenes().take(slice(18)), KEY, e_step="exact", num_steps=1)
+    assert whole.num_scenes == 18 and whole.params["precision"] == alone.params["precision"]
+    right = exact.run(whole.program, some_scenes().take(slice(18, None))).log_evidence
+    assert whole.holdout[-1] == pytest.approx(right.mean(), rel=1e-12)
+
+
+def without_params(points=None, present=None):
+    simple(points, present)
+
+
+def with_one_that_does_nothing(points=None, present=None):
+    numpyro.param("idle", 1.0)
+    with_precision(points, present)
+
+
+def beginning_where_it_may_not(points=None, present=None):
+    mean = numpyro.param("mean", -1.0, constraint=constraints.positive)
+    simple(points, present, pose_prior=dist.Normal(mean, jnp.ones(4)).to_event(1))
+
+
+def with_data_that_depend(points=None, present=None):
+    scale = numpyro.param("scale", 1.0)
+    with_precision(points * scale, present)
+
+
+@pytest.mark.parametrize(
+    "program, options, sentence",
+    [
+        (without_params, {}, "nothing to learn: the program has no numpyro.param"),
+        (with_one_that_does_nothing, {}, "no scene informs the parameter 'idle'"),
+        (beginning_where_it_may_not, {}, "'mean' begins at -1.0"),
+        (with_data_that_depend, {}, "site 'points'.*depend on a numpyro.param"),
+        (with_templates, {}, "6 scenes are too few to learn 10 numbers"),
+        (with_precision, {"e_step": "em"}, "no E-step 'em'; choose from exact, ds, map"),
+        (with_precision, {"holdout": 1.0}, "holdout is a share"),
+    ],
+    ids=lambda x: x.__name__ if callable(x) else None,
+)
+def test_what_cannot_be_learnt_is_said(program, options, sentence):
+    options = {"e_step": "exact", "num_steps": 1} | options
+    with pytest.raises(InputError, match=sentence):
+        learn(program, scenes_for(program), KEY, **options)

@@ -1,0 +1,124 @@
+"""`capsules learn`: numbers of the model from scenes without labels."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capsules.commands.options import Clutter, Precision, Prior, Seed, Shapes, Visibility
+from capsules.commands.shared import (
+    PAPER_SHAPES,
+    check_picture_format,
+    keep_compiled_code,
+    progress_bar,
+    save_picture,
+    shape_names,
+)
+
+
+def learn(
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes; labels are not used.")],
+    what: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="What to learn, with commas between: precision, pose, presence, visibility, "
+            "clutter, templates.",
+        ),
+    ] = "precision,pose",
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.npz", help="The file of learnt numbers to write.")
+    ] = Path("learned.npz"),
+    prior: Prior = "presence",
+    e_step: Annotated[str, typer.Option(help="Inference of the scenes: exact, ds, or map.")] = "ds",
+    rounds: Annotated[int, typer.Option(help="Rounds of expectation maximisation.", min=1)] = 100,
+    holdout: Annotated[
+        float, typer.Option(help="Share of the scenes, the last ones, that is not learnt from.")
+    ] = 0.2,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many scenes, empty ones counted.")
+    ] = None,
+    shapes: Shapes = PAPER_SHAPES,
+    precision: Precision = None,
+    visibility: Visibility = None,
+    clutter: Clutter = 0,
+    seed: Seed = 0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A picture to write: .png, .pdf or .svg.")
+    ] = None,
+) -> None:
+    """Learn numbers of the model from scenes, by expectation maximisation.
+
+    Each round infers every scene with the present numbers and then chooses those
+    that explain what was inferred best. With [bold]--e-step exact[/bold] the
+    log evidence of the scenes never falls. `infer`, `evaluate` and `compare` take
+    the file with [bold]--learned[/bold], under any prior that has such numbers.
+
+    [bold]Examples[/bold]
+
+      [cyan]capsules learn scenes.npz --out learned.npz[/cyan]
+      [cyan]capsules learn scenes.npz --what precision,pose,presence --e-step exact[/cyan]
+      [cyan]capsules learn scenes.npz --what templates --plot templates.png[/cyan]
+      [cyan]capsules evaluate others.npz --learned learned.npz[/cyan]
+    """
+    from capsules.files.learned import save_learned
+    from capsules.files.paths import check_output
+    from capsules.files.scenes import load_scenes
+    from models.errors import InputError
+
+    names = shape_names(shapes)
+    check_output(out, file)
+    if plot is not None:
+        check_picture_format(plot)
+        check_output(plot, file, out)
+    keep_compiled_code()
+    from capsules.experiments.learnable import leave_open
+    from capsules.methods import PRIORS, key_of
+    from inference.learning import learn as run
+
+    if prior not in PRIORS:
+        raise InputError(f"there is no prior {prior!r}; choose from {', '.join(PRIORS)}")
+    given: dict[str, Any] = {"precision": precision, "visibility": visibility}
+    program = leave_open(
+        PRIORS[prior],
+        [name.strip() for name in what.split(",")],
+        names,
+        clutter,
+        {name: x for name, x in given.items() if x is not None},
+    )
+    scenes = load_scenes(file, limit=limit)
+    with progress_bar() as bar:
+        task = bar.add_task("learning", total=rounds)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        learned = run(
+            program,
+            scenes,
+            key_of(seed),
+            e_step=e_step,  # type: ignore[arg-type]
+            num_steps=rounds,
+            holdout=holdout,
+            progress_bar=report,
+        )
+    save_learned(out, learned)
+    print(learned.status)
+    for name, value in learned.params.items():
+        print(_line(name, value, learned.standard_errors[name]))
+    print(f"Wrote {out}.")
+    if plot is not None:
+        from inference.plots.learning import plot_learned
+
+        save_picture(plot_learned(learned), plot)
+        print(f"Wrote {plot}.")
+
+
+def _line(name: str, value: Any, error: Any) -> str:
+    """A number with its standard error, or several."""
+    import numpy as np
+
+    numbers = [f"{x:.4g} ± {e:.2g}" for x, e in zip(np.ravel(value), np.ravel(error), strict=True)]
+    width = np.shape(value)[-1] if np.ndim(value) else 1
+    rows = [", ".join(numbers[i : i + width]) for i in range(0, len(numbers), width)]
+    return "\n".join(f"  {name if i == 0 else '':16} {row}" for i, row in enumerate(rows))

@@ -1,0 +1,107 @@
+"""The numbers of the constellations programs that can be learnt, and programs that leave them open.
+
+A program's argument is learnt as a `numpyro.param` of the same name. The pose prior is two of them,
+`pose_mean` and `pose_covariance`; a template is one for each shape, which all objects of that shape
+share. Templates are known up to a similarity, which the pose takes up: they are centred and have
+size one, and their turn is that of the shape they began with.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+from numpyro.distributions import constraints
+
+from models.errors import InputError
+from models.program.sites import Program
+from models.templates import normalise, shapes, stack
+
+TEMPLATE = "template_"
+"""What the name of a template's vertices begins with; the name of its shape follows."""
+
+WHAT = ("precision", "pose", "presence", "visibility", "clutter", "templates")
+"""What can be learnt, by the names of the command line."""
+
+_SCALARS: dict[str, tuple[str, float, Any]] = {
+    "precision": ("precision", 3e3, constraints.positive),
+    "presence": ("presence_prob", 0.5, constraints.unit_interval),
+    "visibility": ("visibility", 0.9, constraints.unit_interval),
+    "clutter": ("clutter_prob", 0.5, constraints.unit_interval),
+}
+
+
+def leave_open(
+    prior: Callable[..., Any],
+    what: Sequence[str],
+    objects: Sequence[str],
+    clutter: int = 0,
+    given: Mapping[str, Any] | None = None,
+) -> Program:
+    """A program whose numbers are left open.
+
+    Args:
+        prior: a program of `models.constellation`.
+        what: some of `WHAT`.
+        objects: shapes of its templates.
+        clutter: slots for points that belong to no object.
+        given: further arguments of the program, or where what is learnt begins.
+    """
+    if unknown := [name for name in what if name not in WHAT]:
+        raise InputError(f"{unknown[0]!r} cannot be learnt; choose from {', '.join(WHAT)}")
+    known = dict(given or {})
+    for name in what:
+        argument = _SCALARS[name][0] if name in _SCALARS else "pose_prior"
+        if name != "templates" and argument not in inspect.signature(prior).parameters:
+            raise InputError(
+                f"{name!r} cannot be learnt: the program {prior.__name__} has no {argument}; "
+                "learn something else, or choose another prior"
+            )
+    if "clutter" in what and not clutter:
+        raise InputError("'clutter' cannot be learnt without slots for it; give --clutter 3")
+
+    def program(
+        points: Float[Array, "N d"] | None = None, present: Any = None
+    ) -> Float[Array, "N d"]:
+        numbers = dict(known)
+        for name, (argument, start, constraint) in _SCALARS.items():
+            if name in what:
+                begin = known.get(argument, start)
+                numbers[argument] = numpyro.param(argument, begin, constraint=constraint)
+        if "pose" in what:
+            size = 4
+            numbers["pose_mean"] = numpyro.param("pose_mean", jnp.zeros(size))
+            numbers["pose_covariance"] = numpyro.param(
+                "pose_covariance", jnp.eye(size), constraint=constraints.positive_definite
+            )
+        if "templates" in what:
+            for shape in dict.fromkeys(objects):
+                (vertices,) = shapes(shape)
+                numbers[TEMPLATE + shape] = numpyro.param(TEMPLATE + shape, jnp.asarray(vertices))
+        return prior(points, present, **arguments(prior, numbers, objects, clutter))
+
+    return program
+
+
+def arguments(
+    prior: Callable[..., Any],
+    numbers: Mapping[str, Any],
+    objects: Sequence[str],
+    clutter: int = 0,
+) -> dict[str, Any]:
+    """The arguments of a program that some numbers stand for, as far as it has such arguments."""
+    taken = inspect.signature(prior).parameters
+    found = {name: x for name, x in numbers.items() if name in taken}
+    if "pose_mean" in numbers and "pose_prior" in taken:
+        found["pose_prior"] = dist.MultivariateNormal(
+            numbers["pose_mean"], numbers["pose_covariance"]
+        )
+    own = [numbers.get(TEMPLATE + shape) for shape in objects]
+    templates = [
+        shapes(shape)[0] if vertices is None else normalise(vertices)
+        for shape, vertices in zip(objects, own, strict=True)
+    ]
+    return found | {"parts": stack(templates, clutter=clutter)}
