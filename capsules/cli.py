@@ -17,10 +17,9 @@ from capsules.commands.demo import demo
 from capsules.commands.evaluate import evaluate
 from capsules.commands.film import film
 from capsules.commands.infer import infer
-from capsules.commands.learn import learn
+from capsules.commands.learn import learn, train
 from capsules.commands.reproduce import reproduce
 from capsules.commands.sample import sample
-from capsules.commands.train import train
 
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes; 0 is success and 1 an error that is not the user's."""

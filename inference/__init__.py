@@ -1,10 +1,22 @@
-"""How it is computed: methods that end in `run(program, scene, ...)` and return a `Result`."""
+"""How it is computed: methods, `run(program, scene, ...)` with a `Result`, and `learn`."""
 
 from inference import exact, ransac
 from inference.diagnostics.to_arviz import to_arviz
+from inference.learning import learn
 from inference.mcmc import gibbs, nuts
 from inference.proposals import map_parse
 from inference.result import Result
 from inference.variational import cavi, svi
 
-__all__ = ["Result", "cavi", "exact", "gibbs", "map_parse", "nuts", "ransac", "svi", "to_arviz"]
+__all__ = [
+    "Result",
+    "cavi",
+    "exact",
+    "gibbs",
+    "learn",
+    "map_parse",
+    "nuts",
+    "ransac",
+    "svi",
+    "to_arviz",
+]

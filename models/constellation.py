@@ -61,11 +61,10 @@ def constellation(
     """
     pose_mean = jnp.zeros(parts.pose_dim)
     pose_covariance = jnp.eye(parts.pose_dim)
-    if pose_prior is None:
-        pose_prior = dist.MultivariateNormal(pose_mean, pose_covariance)
 
     with numpyro.plate("object", parts.num_objects):
-        pose = numpyro.sample("pose", pose_prior)  # eq. p_Y
+        normal = dist.MultivariateNormal(pose_mean, pose_covariance)
+        pose = numpyro.sample("pose", pose_prior or normal)  # eq. p_Y
     match = numpyro.sample("match", uniform_match(match_prior, parts.num_parts))  # eq. p_Z_approx
     likelihood = MatchedParts(match, pose, parts, precision=precision, beta=beta, present=present)
     return numpyro.sample("points", likelihood, obs=points)  # eq. p_X
@@ -159,11 +158,9 @@ def presence_constellation(
         clutter_prob: probability that a slot for clutter is in use.
         pose_prior: of each object, in the place of N(0, I).
     """
-    if pose_prior is None:
-        pose_prior = dist.MultivariateNormal(jnp.zeros(parts.pose_dim), jnp.eye(parts.pose_dim))
-
     with numpyro.plate("object", parts.num_objects):
-        pose = numpyro.sample("pose", pose_prior)
+        normal = dist.MultivariateNormal(jnp.zeros(parts.pose_dim), jnp.eye(parts.pose_dim))
+        pose = numpyro.sample("pose", pose_prior or normal)
         presence = numpyro.sample("presence", dist.Bernoulli(presence_prob), obs=presence)
     seen = None if present is None else present.sum()
     of_points = point_count(presence, visibility, parts.owner, clutter_prob)

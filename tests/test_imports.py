@@ -23,6 +23,7 @@ ORDER = (
     ("exact",),
     ("proposals",),
     ("variational", "ransac"),
+    ("learning",),
     ("mcmc",),
     ("diagnostics",),
     ("plots",),

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.linalg import block_diag
-from scipy.special import logsumexp
 
 from inference.result import Result, grouping_of
 from models.scenes import Scene
@@ -78,7 +77,10 @@ def weigh(
     log_weight: Float[np.ndarray, " runs"], scene_of: Int[np.ndarray, " runs"], num_scenes: int
 ) -> tuple[Float[np.ndarray, " scenes"], Float[np.ndarray, " runs"]]:
     """Log of the total weight of each scene, and the share of each run in it."""
-    total = np.array([logsumexp(log_weight[scene_of == s]) for s in range(num_scenes)])
+    highest = np.full(num_scenes, -np.inf)
+    np.maximum.at(highest, scene_of, log_weight)
+    summed = np.bincount(scene_of, np.exp(log_weight - highest[scene_of]), num_scenes)
+    total = highest + np.log(summed)
     return total, np.exp(log_weight - total[scene_of])
 
 

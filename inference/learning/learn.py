@@ -107,6 +107,7 @@ def learn(
         if objective_of is None:
             given = jax.tree.map(lambda x: x[0], expected.given)
             objective_of = Objective.of(program, params, training.take(0), given)
+            _refuse_idle(params, objective_of.scores(training, expected, flat))
         flat = objective_of.maximise(training, expected, flat)
         path.append(flat)
     report(num_steps, num_steps)
@@ -143,21 +144,23 @@ def _refuse_too_few(num_scenes: int, num_params: int) -> None:
         )
 
 
+def _refuse_idle(params: Params, scores: Float[np.ndarray, "scenes n"]) -> None:
+    squares = (scores**2).sum(axis=0)
+    names = np.array(params.names())
+    idle = [name for name in params.size if (squares[names == name] <= _FLAT * len(scores)).any()]
+    if idle:
+        raise InputError(
+            f"no scene informs the parameter {idle[0]!r}: the objective does not depend on it; "
+            "fix it in the program"
+        )
+
+
 def _standard_errors(
     params: Params, flat: Float[np.ndarray, " n"], scores: Float[np.ndarray, "scenes n"]
 ) -> Values:
     """From the information that the scores have, sum_s g_s g_s', and the delta method."""
-    squares = (scores**2).sum(axis=0)
-    names = np.array(params.names())
-    flats = [n for n in params.size if (squares[names == n] <= _FLAT * len(scores)).any()]
-    if flats:
-        raise InputError(
-            f"no scene informs the parameter {flats[0]!r}: the objective does not depend on it; "
-            "fix it in the program"
-        )
     at_bound = flat >= params.highest() - 1e-9
     information = scores.T @ scores
-    information[at_bound, at_bound] = np.inf
     free = np.flatnonzero(~at_bound)
     covariance = np.zeros_like(information)
     covariance[np.ix_(free, free)] = np.linalg.pinv(information[np.ix_(free, free)])

@@ -11,15 +11,14 @@ so that nothing cancels where points are precise.
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import cho_solve
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from models.distributions.match import MixtureMatch
 from models.numerics.arrays import AnyArray
+from models.numerics.linalg import inverse_and_log_det
 from models.numerics.permanent import log_permanent
 from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
@@ -79,18 +78,12 @@ def _of_poses(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
     fixed would be right too, and slow: it would pull the new prior towards the old one.
     """
 
-    def of_object(
-        mean: Array, covariance: Array, own_mean: Array, own_covariance: Array
-    ) -> Float[Array, ""]:
-        factor = jnp.linalg.cholesky(covariance)
-        apart = own_mean - mean
-        second = own_covariance + jnp.outer(apart, apart)
-        log_det = jnp.log(2 * math.pi * jnp.diag(factor) ** 2).sum()
-        return -0.5 * (jnp.trace(cho_solve((factor, True), second)) + log_det)
-
-    each = jax.vmap(of_object)(
-        model.pose_mean, model.pose_covariance, q.pose_mean, q.pose_covariance
-    )
+    precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, -1))
+    apart = q.pose_mean - model.pose_mean
+    second = q.pose_covariance + apart[:, :, None] * apart[:, None, :]
+    squares = jnp.einsum("pqk,kpq->k", precision, second)
+    size = q.pose_mean.shape[-1]
+    each = -0.5 * (squares + log_det + size * math.log(2 * math.pi))
     of_points = jnp.where(model.seen.any(axis=1)[:, None], q.match_probs, 0.0).sum(axis=0)
     owner = model.parts.owner
     has_points = jnp.zeros(model.num_objects + 1).at[owner].add(of_points)[:-1] > _NO_POINT

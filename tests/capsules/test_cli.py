@@ -26,7 +26,7 @@ from models.errors import InputError
 from models.program.reading import read
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("demo", "sample", "infer", "film", "evaluate", "reproduce", "train")
+COMMANDS = ("demo", "sample", "infer", "film", "evaluate", "learn", "reproduce", "train")
 SCENES = sample_scenes(16, sigma=0.1, seed=0)
 
 

@@ -1,0 +1,102 @@
+"""`capsules learn`, and what `--learned` does with the file that it writes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from capsules.experiments.generator import sample_scenes
+from capsules.files.learned import load_learned
+from capsules.files.scenes import save_scenes
+from capsules.methods import program_of
+from models.program.reading import read
+from tests.capsules.test_cli import assert_sentence, run
+
+SCENES = sample_scenes(120, sigma=0.15, seed=5, objects=("triangle",))
+SHAPES = ("--shapes", "triangle")
+LEARN = (*SHAPES, "--e-step", "exact", "--rounds", 3)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learn")
+    save_scenes(folder / "scenes.npz", SCENES)
+    what = "precision,pose,templates"
+    paths = ("--out", folder / "learned.npz", "--plot", folder / "learned.png")
+    result = run("learn", folder / "scenes.npz", *LEARN, "--what", what, *paths)
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+def test_numbers_are_learnt_and_written(files):
+    folder, result = files
+    numbers = load_learned(folder / "learned.npz")
+    names = ["pose_covariance", "pose_mean", "precision", "template_triangle"]
+    assert sorted(numbers) == names
+    assert "log evidence" in result.stdout and "±" in result.stdout
+    assert (folder / "learned.png").stat().st_size > 10_000
+    with np.load(folder / "learned.npz") as file:
+        assert (np.diff(file["objective"]) > -1e-9).all()
+
+
+def test_any_prior_takes_what_it_has(files):
+    folder, _ = files
+    numbers = load_learned(folder / "learned.npz")
+    scene = SCENES.take(0)
+    options = {"objects": ("triangle",), "learned": str(folder / "learned.npz")}
+    for prior in ("uniform", "presence"):
+        program = program_of("exact", prior=prior, **options)
+        model = read(program, scene, {} if prior == "uniform" else {"presence": np.array([1])})
+        np.testing.assert_allclose(model.pose_mean[0], numbers["pose_mean"])
+        np.testing.assert_allclose(model.pose_covariance[0], numbers["pose_covariance"])
+        np.testing.assert_allclose(model.parts.variance, 1 / numbers["precision"])
+    given = program_of("exact", precision=7.0, **options)  # an option goes before
+    np.testing.assert_allclose(read(given, scene).parts.variance, 1 / 7.0)
+
+
+def test_scenes_are_better_explained(files):
+    folder, _ = files
+    found = []
+    for more in ([], ["--learned", folder / "learned.npz"]):
+        arguments = (*SHAPES, "--method", "exact", "--prior", "presence", "--json", "-", *more)
+        result = run("evaluate", folder / "scenes.npz", *arguments)
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout)["log_evidence"])
+    assert found[1] > found[0] + 1
+
+
+def test_what_cannot_be_done_is_said(files, tmp_path):
+    folder, _ = files
+    scenes, out = folder / "scenes.npz", tmp_path / "out.npz"
+    to = ("--out", out)
+    assert_sentence(run("learn", scenes, *LEARN, *to, "--what", "colour"), "'colour' cannot be le")
+    assert_sentence(run("learn", scenes, *LEARN, *to, "--what", "clutter"), "without slots")
+    assert_sentence(
+        run("learn", scenes, *LEARN, *to, "--what", "presence", "--prior", "uniform"),
+        "constellation has no presence_prob",
+    )
+    assert_sentence(run("learn", scenes, *LEARN, "--out", scenes), "named twice")
+    assert_sentence(run("learn", scenes, *SHAPES, *to, "--e-step", "em"), "no E-step 'em'")
+    assert not out.exists()
+    damaged = tmp_path / "damaged.npz"
+    content = bytearray((folder / "learned.npz").read_bytes())
+    content[len(content) // 3] ^= 1
+    damaged.write_bytes(content)
+    assert_sentence(
+        run("evaluate", scenes, *SHAPES, "--learned", damaged), "a file that `capsules learn` wrote"
+    )
+    assert_sentence(run("evaluate", scenes, *SHAPES, "--learned", scenes), "objective")
+    assert_sentence(
+        run(
+            "evaluate",
+            scenes,
+            *SHAPES,
+            "--preset",
+            "published",
+            "--method",
+            "gmm",
+            "--learned",
+            folder / "learned.npz",
+        ),
+        "preset 'published'",
+    )
