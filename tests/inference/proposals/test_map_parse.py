@@ -126,12 +126,13 @@ def test_dummy_rows_that_are_not_alike_have_one_order():
 
 
 def test_under_presence_it_is_the_most_probable_partition():
-    scenes = sample_scenes(num_samples=48, sigma=0.1, seed=11)
+    scenes = sample_scenes(num_samples=96, sigma=0.1, seed=11)
+    scenes = scenes.take(np.isin(scenes.present.sum(axis=1), (7, 8)))  # two objects
     result = map_parse.run(presence_constellation, scenes)
     right = exact.run(presence_constellation, scenes)
     assert (result.elbo < right.log_evidence).all()
     sure = [s for s in range(len(scenes.points)) if right.partitions[s][0][1] > 0.9]
-    assert len(sure) > 30
+    assert len(sure) > 20
     found = [same_partition(result.labels[s], right.partitions[s][0][0]) for s in sure]
     assert all(found)
 
