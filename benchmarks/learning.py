@@ -1,6 +1,6 @@
 """What learning finds, and what it is good for on scenes that it has not seen.
 
-Noise and poses are learnt from scenes with template noise 0.25, and applied to others under both
+Noise and poses are learnt from scenes with template noise, and applied to others under both
 priors. Templates are learnt from scenes without noise, from vertices that are wrong or random.
 """
 
@@ -37,7 +37,8 @@ Row = tuple[str, str, str, str]
 
 def rows() -> Iterator[Row]:
     """Rows of the benchmark table."""
-    yield from noise_and_poses(0.25)
+    for sigma in (0.1, 0.25):
+        yield from noise_and_poses(sigma)
     for seed, start in enumerate(STARTS):
         yield templates(start, seed)
 
