@@ -198,7 +198,7 @@ def program_of(
         preset: a name in `PRESETS`.
         clutter: the most points of a scene that may belong to no object.
         visibility: probability that a part of a present object is seen; by default 1.
-        learned: a file of learnt numbers; of those, what is given here goes before.
+        learned: a file of learnt numbers; other arguments take precedence over it.
     """
     for value, what, known in (
         (method, "method", EVERY_METHOD),

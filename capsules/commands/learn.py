@@ -37,7 +37,7 @@ def learn(
         float, typer.Option(help="Share of the scenes, the last ones, that is not learnt from.")
     ] = 0.2,
     limit: Annotated[
-        int | None, typer.Option(help="Only the first so many scenes, empty ones counted.")
+        int | None, typer.Option(help="The number of scenes to read, empty ones counted.")
     ] = None,
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,

@@ -20,7 +20,7 @@ LearnedFile = Annotated[
     typer.Option(
         "--learned",
         metavar="FILE",
-        help="Numbers of the model that `capsules learn` found; options go before them.",
+        help="Numbers of the model from `capsules learn`; other options take precedence.",
     ),
 ]
 Precision = Annotated[

@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float
 from numpyro.handlers import condition, seed
 from numpyro.infer.util import compute_log_probs, potential_energy
 
-from inference.conditions.solve import list_conditions, refuse_impossible
+from inference.conditions.listing import list_conditions
+from inference.conditions.solve import refuse_impossible
 from models.program.batches import Open
 from models.program.marginal import marginal
 from models.program.reading import conditions as conditions_of

@@ -7,20 +7,18 @@ over by quadrature (`inference.conditions.quadrature`). Values that differ only 
 objects that are alike has which are solved once.
 """
 
-import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 from numpyro.distributions import Distribution, biject_to
 
 from inference.conditions.alike import alike_objects, classes
 from inference.conditions.combine import average, evened, mix, ranked
+from inference.conditions.listing import MAX_VALUES, Conditions, count_values, list_conditions
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.quadrature import Lattice
 from inference.result import Result, join_results
@@ -30,12 +28,6 @@ from models.program.reading import FACTORS
 from models.program.sites import Program, described
 from models.scenes import Scene
 
-MAX_VALUES = 4096
-"""Joint values of the discrete conditions that are listed at most."""
-
-MAX_INTEGRATED = 2
-"""Continuous conditions that are integrated over at most."""
-
 _RUNS = 1 << 15  # problems that are solved together
 _PRIOR_DRAWS = 255
 
@@ -44,31 +36,6 @@ Solve = Callable[..., Result]
 
 Search = Callable[..., Result | None]
 """What solves scenes whose discrete conditions have too many values to list."""
-
-
-class Conditions(NamedTuple):
-    """What a program leaves open."""
-
-    values: dict[str, np.ndarray]
-    """Joint values of the discrete sites, (values, ...) each."""
-    continuous: dict[str, Distribution]
-
-    @property
-    def num_values(self) -> int:
-        return len(next(iter(self.values.values()))) if self.values else 1
-
-    def given(
-        self, value: Int[np.ndarray, " runs"], node: Float[np.ndarray, "runs axes"]
-    ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " runs"]]:
-        """Values of all sites for some runs, and the log Jacobian of the continuous ones."""
-        sites = {name: x[value] for name, x in self.values.items()}
-        log_jacobian = np.zeros(len(value))
-        for (name, prior), u in zip(self.continuous.items(), node.T, strict=True):
-            transform = biject_to(prior.support)
-            x = transform(jnp.asarray(u))
-            log_jacobian += np.asarray(transform.log_abs_det_jacobian(jnp.asarray(u), x))
-            sites[name] = np.asarray(x)
-        return sites, log_jacobian
 
 
 class Runs(NamedTuple):
@@ -121,18 +88,18 @@ def solve(
     if isinstance(found, Problem):
         refuse_impossible(found.scenes, ~np.isneginf(found.log_constant))
         return method(found)
-    if search is not None and _count(found) > max_values:
+    if search is not None and count_values(found) > max_values:
         result = search(program, scenes, method, found, finish or mixed)
         if result is not None:
             return result
     conditions = list_conditions(found)
-    read = _Reader(program, factors, or_bound, merge=finish is None)
+    way = _Way(program, factors, or_bound, method, tolerance, finish or mixed, finish is None)
     at_a_time = max(1, _RUNS // (conditions.num_values * 64 ** len(conditions.continuous)))
     results = []
     for start in range(0, len(scenes.points), at_a_time):
         some = scenes.take(slice(start, start + at_a_time))
         whole = _integrated if conditions.continuous else _summed
-        results.append(whole(read, some, method, conditions, tolerance, finish or mixed))
+        results.append(whole(way, some, conditions))
     return join_results(results)
 
 
@@ -153,16 +120,20 @@ def _first_reading(
         raise
 
 
-class _Reader(NamedTuple):
-    """How a program is read."""
+class _Way(NamedTuple):
+    """How a program is read and solved."""
 
     program: Program
     factors: frozenset[str]
     or_bound: bool
+    method: Solve
+    tolerance: float
+    finish: Finish
     merge: bool
     """Solve values that differ only in which of several objects that are alike has which once."""
 
-    def __call__(self, scenes: Scene, given: Mapping[str, np.ndarray]) -> Problem:
+    def read(self, scenes: Scene, given: Mapping[str, np.ndarray]) -> Problem:
+        """Scenes at values of all conditions."""
         problem = read_problem(
             self.program, scenes, given, factors=self.factors, or_bound=self.or_bound
         )
@@ -172,70 +143,6 @@ class _Reader(NamedTuple):
                 name, f"{described(prior)} beside further conditions", "sites that are always there"
             )
         return problem._replace(is_conditional=True)
-
-
-def list_conditions(left_open: Open) -> Conditions:
-    """The conditions with all joint values of discrete ones, or a sentence about what is too much.
-
-    Of each entry the last value comes first: all objects present, say.
-    """
-    discrete = {name: fn for name, fn in left_open.items() if _is_discrete(name, fn)}
-    continuous = {name: fn for name, fn in left_open.items() if name not in discrete}
-    for name, prior in continuous.items():
-        if prior.shape() != () and name in FACTORS:
-            raise InputError(
-                f"site {name!r}: found {described(prior)}, and this method integrates over "
-                "scalars only; fix it in the program, or use a method that has a factor for it "
-                "(gmm, gibbs, svi)"
-            )
-        if prior.shape() != ():
-            raise ConjugacyError(
-                name,
-                f"a further latent site, {described(prior)}",
-                "further sites to be discrete or scalars",
-            )
-    if len(continuous) > MAX_INTEGRATED:
-        raise ConjugacyError(
-            list(continuous)[MAX_INTEGRATED],
-            f"{len(continuous)} continuous sites to be integrated over ({', '.join(continuous)})",
-            f"at most {MAX_INTEGRATED}",
-        )
-    if _count(left_open) > MAX_VALUES:
-        raise InputError(
-            f"the discrete sites {', '.join(discrete)} have {_count(left_open):,} joint values, "
-            f"more than the limit of {MAX_VALUES:,}; use fewer, or, for a site that says which "
-            "objects are present, the method ds, which searches among them"
-        )
-    states = [_states(fn) for fn in discrete.values()]
-    sizes = [math.prod(fn.shape()) for fn in discrete.values()]
-    entries = [list(x)[::-1] for x, size in zip(states, sizes, strict=True) for _ in range(size)]
-    table = np.array(list(itertools.product(*entries))) if entries else np.zeros((1, 0))
-    columns = np.split(table, np.cumsum(sizes)[:-1], axis=1) if sizes else []
-    values = {
-        name: column.reshape(-1, *fn.shape()).astype(own.dtype)
-        for (name, fn), column, own in zip(discrete.items(), columns, states, strict=True)
-    }
-    return Conditions(values, continuous)
-
-
-def _is_discrete(name: str, prior: Distribution) -> bool:
-    if prior.support is None or not prior.support.is_discrete:
-        return False
-    if not prior.has_enumerate_support or prior.event_shape:
-        raise ConjugacyError(
-            name, f"{described(prior)}, which has no finite list of values", "a finite one"
-        )
-    return True
-
-
-def _states(prior: Distribution) -> np.ndarray:
-    """The values that an entry of a discrete site can have."""
-    return np.asarray(prior.enumerate_support(expand=False)).ravel()
-
-
-def _count(left_open: Open) -> int:
-    discrete = (fn for name, fn in left_open.items() if _is_discrete(name, fn))
-    return math.prod(len(_states(fn)) ** math.prod(fn.shape()) for fn in discrete)
 
 
 def refuse_impossible(scenes: Scene, possible: np.ndarray) -> None:
@@ -252,25 +159,15 @@ def refuse_impossible(scenes: Scene, possible: np.ndarray) -> None:
 # --- discrete conditions ------------------------------------------------------------------------
 
 
-def _summed(
-    read: _Reader,
-    scenes: Scene,
-    method: Solve,
-    conditions: Conditions,
-    tolerance: float,
-    finish: Finish,
-) -> Result:
+def _summed(way: _Way, scenes: Scene, conditions: Conditions) -> Result:
     count = len(scenes.points)
-    runs, alike = _solve_at(
-        read, scenes, method, conditions, np.arange(count), np.zeros((count, 0))
-    )
-    return finish(runs, scenes, conditions, alike)
+    runs, alike = _solve_at(way, scenes, conditions, np.arange(count), np.zeros((count, 0)))
+    return way.finish(runs, scenes, conditions, alike)
 
 
 def _solve_at(
-    read: _Reader,
+    way: _Way,
     scenes: Scene,
-    method: Solve,
     conditions: Conditions,
     scene: Int[np.ndarray, " nodes"],
     node: Float[np.ndarray, "nodes axes"],
@@ -283,16 +180,16 @@ def _solve_at(
     value = np.tile(np.arange(count), len(scene))
     scene, node = np.repeat(scene, count), np.repeat(node, count, axis=0)
     given, log_jacobian = conditions.given(value, node)
-    problem = read(scenes.take(scene), given)
+    problem = way.read(scenes.take(scene), given)
     template = alike_objects(problem.reading, conditions.values, count)
     chosen, ways = np.arange(count), np.ones(count)
-    if read.merge:
+    if way.merge:
         chosen, ways = classes(conditions.values, template)
     possible = np.isfinite(problem.log_constant) & np.isin(value, chosen)
     explained = np.isin(np.arange(len(scenes.points)), scene[possible])
     refuse_impossible(scenes, explained | ~np.isin(np.arange(len(scenes.points)), scene))
     which = np.flatnonzero(possible)
-    result = method(problem.take(which))
+    result = way.method(problem.take(which))
     log_weight = result.log_value + np.log(ways[value[which]]) + log_jacobian[which]
     runs = Runs(result, scene[which], value[which], node[which], log_weight)
     same = (template[:, None] == template).astype(float)
@@ -302,17 +199,10 @@ def _solve_at(
 # --- continuous conditions ----------------------------------------------------------------------
 
 
-def _integrated(
-    read: _Reader,
-    scenes: Scene,
-    method: Solve,
-    conditions: Conditions,
-    tolerance: float,
-    finish: Finish,
-) -> Result:
+def _integrated(way: _Way, scenes: Scene, conditions: Conditions) -> Result:
     """Integrate over the continuous conditions of each scene, on a lattice of its own."""
     ranges = [_range(prior) for prior in conditions.continuous.values()]
-    lattices = [Lattice(ranges, tolerance) for _ in scenes.points]
+    lattices = [Lattice(ranges, way.tolerance) for _ in scenes.points]
     collected: list[Runs] = []
     alike = np.eye(1)
     while True:
@@ -324,7 +214,7 @@ def _integrated(
         node = np.concatenate(
             [lattice.place(nodes) for lattice, nodes in zip(lattices, wanted, strict=True)]
         )
-        runs, alike = _solve_at(read, scenes, method, conditions, scene, node)
+        runs, alike = _solve_at(way, scenes, conditions, scene, node)
         collected.append(runs)
         value = _by_node(runs, scene, node)
         ends = np.cumsum([len(nodes) for nodes in wanted])[:-1]
@@ -334,7 +224,7 @@ def _integrated(
     columns = [np.concatenate(x) for x in list(zip(*collected, strict=True))[1:]]
     runs = Runs(join_results([runs.result for runs in collected]), *columns)
     cell = np.array([lattice.log_cell for lattice in lattices])
-    result = finish(
+    result = way.finish(
         runs._replace(log_weight=runs.log_weight + cell[runs.scene]), scenes, conditions, alike
     )
     stable = np.array([lattice.stable for lattice in lattices])

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 
 from inference.conditions import solve
 from inference.conditions.combine import NUM_PARTITIONS
+from inference.conditions.listing import list_conditions
 from inference.conditions.problem import Problem, read_problem
 from inference.exact import assignments
 from inference.exact.assignments import Listing
@@ -135,7 +136,7 @@ def sample(program: Program, scene: Scene, rng_key: Array, num_samples: int = 10
     found = read_problem(program, scenes, factors=frozenset())
     if isinstance(found, Problem):
         return _sample(found, rng_key, num_samples)
-    listed = solve.list_conditions(found)
+    listed = list_conditions(found)
     if listed.continuous:
         name = next(iter(listed.continuous))
         raise InputError(

@@ -11,8 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference.conditions import solve as conditions
 from inference.conditions.combine import weigh
+from inference.conditions.listing import Conditions
 from inference.conditions.problem import Problem
-from inference.conditions.solve import Conditions, Runs, mixed
+from inference.conditions.solve import Runs, mixed
 from inference.exact.pairs import pair_moments
 from inference.exact.permutations import Moments, make_plan, sum_over_matches
 from inference.exact.solutions import in_chunks, ordered, points_first

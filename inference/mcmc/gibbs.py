@@ -33,9 +33,9 @@ from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import log_density
 from scipy.special import logsumexp
 
+from inference.conditions.listing import Conditions, list_conditions
 from inference.conditions.quadrature import Lattice
 from inference.conditions.sets import possible_values
-from inference.conditions.solve import Conditions, list_conditions
 from inference.mcmc.chains import Budget, Sampler, Target, run_chains
 from inference.mcmc.conditionals import (
     Sites,

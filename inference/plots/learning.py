@@ -38,7 +38,7 @@ def _objective(axes: Axes, learned: Learned) -> None:
     if learned.holdout is not None:
         axes.plot(rounds, learned.holdout, color=COLOURS[1], ls="--", label="held out")
         axes.legend(frameon=False)
-    # The first rounds gain the most: without this nothing could be told of the others.
+    # The first rounds gain the most, and would flatten the rest.
     gained = learned.objective[-1] - learned.objective
     if len(rounds) > 4 and gained[0] > 20 * max(gained[2], 1e-12):
         low, high = learned.objective[2], learned.objective[-1]

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpyro.distributions import Distribution
 
+from inference.conditions.listing import Conditions
 from inference.conditions.problem import Problem, read_problem
-from inference.conditions.solve import Conditions, Finish, Runs, Solve, mixed, refuse_impossible
+from inference.conditions.solve import Finish, Runs, Solve, mixed, refuse_impossible
 from inference.proposals.parses import Parses, with_points
 from inference.proposals.plan import twins
 from inference.proposals.propose import CLOSE, propose

@@ -50,7 +50,7 @@ def test_any_prior_takes_what_it_has(files):
         np.testing.assert_allclose(model.pose_mean[0], numbers["pose_mean"])
         np.testing.assert_allclose(model.pose_covariance[0], numbers["pose_covariance"])
         np.testing.assert_allclose(model.parts.variance, 1 / numbers["precision"])
-    given = program_of("exact", precision=7.0, **options)  # an option goes before
+    given = program_of("exact", precision=7.0, **options)  # an option takes precedence
     np.testing.assert_allclose(read(given, scene).parts.variance, 1 / 7.0)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from inference import cavi, exact
-from inference.conditions import solve
+from inference.conditions import listing
 from models.constellation import presence_constellation, sized_constellation
 from models.errors import InputError
 from models.geometry import affine
@@ -255,7 +255,7 @@ def test_a_scene_that_no_set_explains():
 
 def test_too_many_objects_are_refused():
     parts = stack([[[0.0, 0.0], [1.0, 0.0]]] * 13)
-    assert solve.MAX_VALUES == 2**12
+    assert listing.MAX_VALUES == 2**12
     scene = make_scene(np.zeros((2, 2)), parts.num_parts)
     with pytest.raises(InputError, match=r"sites presence have 8,192 joint values, .* method ds"):
         exact.run(program_of(parts, 0.5, presence_prob=0.5), scene)
