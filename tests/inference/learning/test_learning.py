@@ -31,6 +31,7 @@ KEY = jax.random.key(0)
 TRIANGLE = np.array([[1.0, 2.0], [3.0, 1.0], [3.0, 3.0]])
 SEGMENT = np.array([[0.0, -1.0], [0.3, 1.0]])
 PARTS = stack([normalise(TRIANGLE), normalise(SEGMENT)])
+TWINS = stack([normalise(TRIANGLE)] * 2)
 CLUTTERED = stack([normalise(TRIANGLE), normalise(SEGMENT)], clutter=1)
 
 
@@ -70,6 +71,14 @@ def with_presence(points=None, present=None):
     presence_constellation(points, present, precision=20.0, parts=CLUTTERED, **probs)
 
 
+def with_twins(points=None, present=None):
+    """Identical objects with numbers of their own, which begin alike."""
+    prob = numpyro.param("of_twins", jnp.full(2, 0.4), constraint=constraints.unit_interval)
+    presence_constellation(
+        points, present, presence_prob=prob, visibility=0.7, precision=20.0, parts=TWINS
+    )
+
+
 def simple(points, present, precision=20.0, pose_prior=None, logits=None, parts=PARTS):
     standard = dist.MultivariateNormal(jnp.zeros(4), jnp.eye(4))
     with numpyro.plate("object", 2):
@@ -82,7 +91,7 @@ def simple(points, present, precision=20.0, pose_prior=None, logits=None, parts=
 
 def scenes_for(program, count=6):
     """Under presence few points, so that several sets of objects explain them."""
-    num_points, num_parts = (2, 6) if program is with_presence else (4, 5)
+    num_points, num_parts = (2, 6) if program in (with_presence, with_twins) else (4, 5)
     rng = np.random.default_rng(7)
     return join(
         [make_scene(rng.normal(size=(num_points, 2)), num_parts=num_parts) for _ in range(count)]
@@ -92,7 +101,7 @@ def scenes_for(program, count=6):
 def log_evidence(program, params, scene):
     """By exact inference's sums, straight through, and the slope of it."""
     sets = [{}]
-    if program is with_presence:
+    if program in (with_presence, with_twins):
         sets = [{"presence": np.array(x)} for x in ((1, 0), (0, 1), (1, 1))]
     num_points = int(scene.present.sum())
     skeletons = [skeleton_of(read(at(program, params.start), scene, given)) for given in sets]
@@ -133,7 +142,8 @@ def slopes(program):
 @pytest.mark.parametrize(
     "program, name",
     [(with_four, n) for n in ("precision", "mean", "covariance", "logits", "triangle")]
-    + [(with_presence, n) for n in ("presence_prob", "visibility", "clutter_prob")],
+    + [(with_presence, n) for n in ("presence_prob", "visibility", "clutter_prob")]
+    + [(with_twins, "of_twins")],
     ids=lambda x: x if isinstance(x, str) else None,
 )
 def test_the_slope_of_the_m_step_is_that_of_the_evidence(program, name):
