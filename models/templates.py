@@ -154,7 +154,7 @@ def stack(
         slots = _clutter_slots(stacked, clutter, clutter_mean, clutter_scale)
         pairs = zip(stacked, slots, strict=True)
         stacked = Parts(*((numpy if i < 3 else np).concatenate(x) for i, x in enumerate(pairs)))
-    numbers = [jnp.asarray(x) for x in stacked[:3]]
+    numbers = jax.device_put(stacked[:3])  # compiles nothing, as jnp.asarray may
     return stacked._replace(F=numbers[0], offset=numbers[1], variance=numbers[2])
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ class MatchedParts(Distribution):
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     @property
-    def seen(self) -> Bool[Array, "*batch N d"]:
+    def seen(self) -> Bool[AnyArray, "*batch N d"]:
         """Which features of which rows were observed."""
         return seen_features(self.present, self.event_shape)
 
@@ -228,7 +228,7 @@ class MarginalParts(Distribution):
 
 def seen_features(
     present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"], event_shape: tuple[int, ...]
-) -> Bool[Array, "*batch N d"]:
+) -> Bool[AnyArray, "*batch N d"]:
     """Read a mask over rows as one over all features of those rows.
 
     A mask (..., N) and a mask (..., N, d) are told apart by their last axis, which can only be
@@ -236,10 +236,13 @@ def seen_features(
     """
     num_rows, num_features = event_shape
     shape = jnp.shape(present)
+    numpy: Any = jnp
+    if not isinstance(present, jax.core.Tracer):  # numpy has nothing to compile
+        numpy, present = np, np.asarray(present)
     if len(shape) >= 2 and shape[-2:] == (num_rows, num_features):
-        return jnp.asarray(present)
+        return present
     if shape[-1:] == (num_rows,):
-        return jnp.broadcast_to(jnp.asarray(present)[..., None], (*shape, num_features))
+        return numpy.broadcast_to(present[..., None], (*shape, num_features))
     rows = f": {shape[0]} rows but the program {num_rows} parts" if len(shape) == 1 else ""
     raise InputError(
         f"present must say which of the {num_rows} rows are points, shape (..., {num_rows}), or "

@@ -252,7 +252,7 @@ class MixtureMatch(_Match):
 
 def uniform_probs(num_parts: int) -> Float[Array, "N N"]:
     """a = 1/N: no point prefers any part."""
-    return jnp.full((num_parts, num_parts), 1.0 / num_parts)
+    return jnp.asarray(np.full((num_parts, num_parts), 1.0 / num_parts))
 
 
 def typed_probs(

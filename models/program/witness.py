@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import numpyro.distributions as dist
 import scipy
-from jaxtyping import Float
+from jaxtyping import Array, Float
+from numpyro.distributions import Distribution
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
@@ -220,9 +221,15 @@ def _log_prob(site: Site) -> float:
     prior = site["fn"]
     if type(prior) is PermutationMatch and prior.event_shape[0] > _MAX_NORMALISED:
         return float(weighted_sum(site["value"], prior.log_weights))
-    if type(prior) in MATCH_FAMILIES:  # as it is without NumPyro's check that a match is a match
-        return float(type(prior).log_prob.__wrapped__(prior, site["value"]))
+    if type(prior) in MATCH_FAMILIES:
+        return float(_unchecked_log_prob(prior, site["value"]))
     return float(log_prob_of(site))
+
+
+@jax.jit
+def _unchecked_log_prob(prior: Distribution, match: Float[Array, "N N"]) -> Float[Array, ""]:
+    """The log density of a match, without NumPyro's check that it is one."""
+    return type(prior).log_prob.__wrapped__(prior, match)
 
 
 def _agree(found: float, expected: float, model: LinearGaussianModel | None) -> bool:
