@@ -221,7 +221,14 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
         raise ConjugacyError("points", f"MatchedParts with the noise {name}", "Normal noise")
     if not site["is_observed"]:
         raise ConjugacyError("points", "points that are drawn", "obs=points")
-    shape, (rows, features) = jnp.shape(site["value"]), likelihood.event_shape
+    check_points(site)
+    _refuse_scale(site)
+    return likelihood
+
+
+def check_points(site: Site) -> None:
+    """Say in a sentence if the points do not have the shape of their likelihood."""
+    shape, (rows, features) = jnp.shape(site["value"]), site["fn"].event_shape
     if shape[-1:] != (features,):
         raise InputError(
             f"the points have {shape[-1]} features but the program's parts {features}; give points "
@@ -232,8 +239,6 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
             f"the scene has {shape[0]} rows but the program {rows} parts; pad the scene to {rows} "
             "rows (models.make_scene) or choose other templates"
         )
-    _refuse_scale(site)
-    return likelihood
 
 
 def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:

@@ -22,7 +22,7 @@ from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import log_permanent
-from models.program.reading import LinearGaussianModel
+from models.program.reading import LinearGaussianModel, check_points
 from models.program.sites import (
     MATCH_FAMILIES,
     Program,
@@ -147,6 +147,9 @@ def check_program(program: Program, scene: Scene) -> None:
     """Say in a sentence if a method that works on a program's density cannot take it."""
     sites = trace_all(program, scene)
     samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    for site in samples.values():
+        if isinstance(site["fn"], MatchedParts):
+            check_points(site)
     check_numbers(samples)
     for name, site in sites.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from inference import cavi, exact, ransac
+from inference import cavi, exact, gibbs, map_parse, nuts, ransac, svi, to_arviz
 from models.constellation import constellation, mixture_constellation
 from models.errors import InputError
 from models.scenes import Scene, make_scene
@@ -20,22 +20,37 @@ options = {"parts": PARTS, "precision": 1e3}
 uniform = functools.partial(constellation, **options)
 mixture = functools.partial(mixture_constellation, **options)
 
+KEY = {"rng_key": jax.random.key(0)}
+BUDGET = KEY | {"num_chains": 2, "num_warmup": 10, "num_samples": 10}
 METHODS = {
-    "ds": functools.partial(cavi.run, uniform, rng_key=jax.random.key(0), num_restarts=4),
+    "ds": functools.partial(cavi.run, uniform, **KEY, num_restarts=4),
     "ds uniform": functools.partial(
-        cavi.run, uniform, rng_key=jax.random.key(0), num_restarts=4, init_strategy="uniform"
+        cavi.run, uniform, **KEY, num_restarts=4, init_strategy="uniform"
     ),
-    "bethe": functools.partial(
-        cavi.run, uniform, rng_key=jax.random.key(0), num_restarts=4, projection="bethe"
-    ),
-    "gmm": functools.partial(cavi.run, mixture, rng_key=jax.random.key(0), num_restarts=4),
+    "bethe": functools.partial(cavi.run, uniform, **KEY, num_restarts=4, projection="bethe"),
+    "gmm": functools.partial(cavi.run, mixture, **KEY, num_restarts=4),
+    "map": functools.partial(map_parse.run, uniform),
     "exact": functools.partial(exact.run, uniform),
-    "ransac": functools.partial(ransac.run, uniform, rng_key=jax.random.key(0)),
+    "ransac": functools.partial(ransac.run, uniform, **KEY),
+    "svi": functools.partial(svi.run, uniform, **KEY, num_restarts=1, num_steps=200),
+    "gibbs": functools.partial(gibbs.run, uniform, **BUDGET, num_temperatures=3),
+    "nuts": functools.partial(nuts.run, uniform, **BUDGET, num_temperatures=1),
 }
-every_method = pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, marks=[pytest.mark.slow] * (m in ("bethe", "ds uniform"))) for m in METHODS],
-)
+DRAWING = ("svi", "gibbs", "nuts")
+"""Methods whose results have draws; short runs, so nothing is asked of their numbers here."""
+LONG = ("ds uniform", "bethe")
+
+
+def table(names):
+    slow = [pytest.mark.slow]
+    return pytest.mark.parametrize(
+        "method", [pytest.param(name, marks=slow * (name in LONG)) for name in names]
+    )
+
+
+every_method = table(METHODS)
+of_batches = table([name for name in METHODS if name not in DRAWING])
+drawing = table(DRAWING)
 POSES = np.array([[0.3, 0.2, 0.4, 0.1], [-0.5, -0.3, 0.2, 0.3]])
 FULL = np.asarray(PARTS.predict(POSES))
 LINE = np.linspace(-1, 1, 5)
@@ -59,7 +74,7 @@ def answer(method):
     return METHODS[method](scene=batch())
 
 
-@every_method
+@of_batches
 def test_the_shapes_are_those_of_the_result_type(method):
     result, count = answer(method), len(SCENES)
     assert result.match_probs.shape == (count, N, N)
@@ -74,14 +89,14 @@ def test_the_shapes_are_those_of_the_result_type(method):
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@every_method
+@of_batches
 def test_the_answer_is_finite_and_sums_to_one(method, scene):
     result = answer(method).take(list(SCENES).index(scene))
     for name in ("match_probs", "pose_mean", "pose_covariance"):
         assert np.isfinite(getattr(result, name)).all(), name
     bounds = [x for x in (result.elbo, result.log_evidence) if x is not None]
     assert np.isfinite(bounds).all()
-    if method != "ransac":  # which says so where it leaves a point unexplained
+    if method not in ("ransac", "map"):  # which say so where they leave a point unexplained
         assert result.converged
     assert result.match_probs.min() >= 0
     np.testing.assert_allclose(result.match_probs.sum(axis=1), 1, atol=1e-6)
@@ -91,14 +106,14 @@ def test_the_answer_is_finite_and_sums_to_one(method, scene):
     assert ((result.labels == -1) == ~result.scene.present).all()
 
 
-@every_method
+@of_batches
 def test_the_full_scene_is_parsed(method):
     found = answer(method).take(0).labels
-    if method in ("ds", "exact", "ransac"):
+    if method in ("ds", "map", "exact", "ransac"):
         assert found.tolist() == [0, 0, 0, 0, 1, 1, 1]
 
 
-@every_method
+@of_batches
 def test_one_scene_is_the_first_of_a_batch(method):
     single = METHODS[method](scene=make_scene(FULL, N))
     first = answer(method).take(0)
@@ -106,7 +121,7 @@ def test_one_scene_is_the_first_of_a_batch(method):
         np.testing.assert_allclose(getattr(single, name), getattr(first, name), atol=1e-8)
 
 
-@every_method
+@of_batches
 def test_relabelling_the_points_permutes_the_answer(method):
     """Only scenes with a single good answer, as starts are random."""
     order = np.array([5, 2, 0, 6, 3, 1, 4])
@@ -117,13 +132,60 @@ def test_relabelling_the_points_permutes_the_answer(method):
     if method == "exact":
         np.testing.assert_allclose(moved.log_evidence, result.log_evidence, rtol=1e-10)
         np.testing.assert_allclose(moved.match_probs, result.match_probs[:, order], atol=1e-8)
-    if method in ("ds", "exact", "ransac"):
+    if method in ("ds", "map", "exact", "ransac"):
         for i, name in enumerate(SCENES):
             if name in ("full", "a missing part"):
                 mass = [
                     r.match_probs[i] @ np.eye(K)[r.owner] for r in (moved, result)
                 ]  # a square may be turned
                 np.testing.assert_allclose(mass[0], mass[1][order], atol=1e-3)
+
+
+# --- methods that draw --------------------------------------------------------------------------
+
+
+@functools.cache
+def drawn(method, seed=0):
+    return METHODS[method](scene=make_scene(FULL, N), rng_key=jax.random.key(seed))
+
+
+@drawing
+def test_draws_have_their_shapes_and_say_what_the_result_says(method):
+    result = drawn(method)
+    pose, match = result.draws["pose"], result.draws["match"]
+    chains, count = match.shape[:2]
+    assert pose.shape == (chains, count, K, P)
+    assert match.shape == (chains, count, N)
+    assert np.isfinite(pose).all()
+    assert all(sorted(row) == list(range(N)) for row in match.reshape(-1, N).tolist())
+    np.testing.assert_allclose(result.match_probs.sum(axis=1), 1, atol=1e-6)
+    assert result.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    if method != "svi":  # which knows its moments, and draws for pictures
+        frequency = np.eye(N)[match].mean(axis=(0, 1))
+        np.testing.assert_allclose(result.match_probs, frequency, atol=1e-9)
+        np.testing.assert_allclose(result.pose_mean, pose.mean(axis=(0, 1)), atol=1e-9)
+
+
+@drawing
+def test_a_key_decides_the_draws(method):
+    again = METHODS[method](scene=make_scene(FULL, N))
+    other = drawn(method, seed=1)
+    np.testing.assert_array_equal(drawn(method).draws["pose"], again.draws["pose"])
+    assert not np.array_equal(drawn(method).draws["pose"], other.draws["pose"])
+
+
+@drawing
+def test_draws_go_to_arviz(method):
+    result = drawn(method)
+    data = to_arviz(result, uniform, jax.random.key(0), relabel=False, predictive=False)
+    pose = result.draws["pose"]  # the draws of q are one chain, cut into several
+    np.testing.assert_array_equal(data.posterior["pose"].values.reshape(pose.shape), pose)
+
+
+@pytest.mark.parametrize("method", ["gibbs", "nuts"])
+def test_a_chain_takes_one_scene(method):
+    with pytest.raises(InputError, match="one scene"):
+        METHODS[method](scene=batch())
 
 
 # --- what no method takes -----------------------------------------------------------------------
