@@ -16,7 +16,7 @@ NOTEBOOK := $(VENV)/.notebook
 # A file stays with one process, which compiles for all of its tests; tests/conftest.py has the order.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all test-fast fuzz lint types format bench notebook clean lock
+.PHONY: help install demo test test-all test-fast fuzz coverage mutants lint types format bench notebook clean lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,12 @@ test-fast: lint types ## The same without notebooks and without what takes long
 
 fuzz: $(INSTALLED) ## Feed 20,000 damaged files, texts and options to the commands
 	CAPSULES_FUZZ=20000 $(BIN)/python -m pytest -n 0 tests/capsules/test_fuzz.py
+
+coverage: $(INSTALLED) ## Run `make test` and report which lines of the library it reaches
+	$(PYTEST) -m "not slow" --cov=models --cov=guides --cov=inference --cov-report=term tests
+
+mutants: $(INSTALLED) ## Break the core in some sixty places and see that a test notices each
+	$(BIN)/python -m tests.mutants
 
 lint: $(INSTALLED) ## Check style and formatting
 	$(BIN)/ruff check .
