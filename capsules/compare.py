@@ -32,7 +32,7 @@ from inference.posterior.symmetry import Symmetry
 from inference.result import Result
 from models.errors import ConjugacyError, InputError
 from models.program.sites import Program
-from models.scenes import Scene, check_scene
+from models.scenes import Scene, check_layout, check_scene
 
 EXACT_DRAWS = 4000
 """Draws of the exact posterior from which its moments in one frame are taken."""
@@ -104,7 +104,8 @@ def compare(
             f"there is no method {(unknown or [''])[0]!r}; choose from {', '.join(METHODS)}"
         )
     parts = templates(None if objects is None else tuple(objects))
-    scene = check_scene(scene, parts.num_parts, parts.num_features)
+    scene = check_scene(scene)
+    check_layout(scene.points.shape, parts.num_parts, parts.num_features)
     tempered: dict[str, Any] = {} if rungs is None else {"num_temperatures": rungs}
     options = {
         name: {option: x for option, x in tempered.items() if option in METHODS[name].options}

@@ -31,7 +31,7 @@ from models.constellation import (
 from models.errors import InputError
 from models.program.sites import Program
 from models.program.witness import LARGEST
-from models.scenes import Scene, check_scene
+from models.scenes import Scene, check_layout, check_scene
 from models.templates import SHAPES, Parts, shapes, stack, with_clutter
 
 PAPER = ("square", "triangle", "square")
@@ -283,7 +283,9 @@ def infer(
     given |= {"preset": preset, "clutter": clutter, "visibility": visibility, "learned": learned}
     program = check_options(method, seed, **given, **options)
     parts = templates(None if objects is None else tuple(objects), clutter)
-    scene = _check_scale(check_scene(scene, parts.num_parts, parts.num_features))
+    scene = check_scene(scene)
+    check_layout(scene.points.shape, parts.num_parts, parts.num_features)
+    _check_scale(scene)
     settings = PRESETS[preset].get(method, Preset({})).options | options
     run = _method(method, preset).run
     return run(program, scene, key_of(seed), progress_bar=progress_bar, **settings)
@@ -344,8 +346,8 @@ def _check_counts(num_parts: int, options: dict[str, Any]) -> None:
             )
 
 
-def _check_scale(scene: Scene) -> Scene:
-    """The scene, unless its units are none that the templates and priors could be meant for."""
+def _check_scale(scene: Scene) -> None:
+    """Refuse a scene in units that the templates and priors cannot be meant for."""
     largest = float(np.abs(scene.points).max())
     if largest > FARTHEST or 0 < largest < NEAREST:
         raise InputError(
@@ -353,7 +355,6 @@ def _check_scale(scene: Scene) -> Scene:
             f"places of about 1, and noise of about 0.01; scale the points to about -1 to 1 (at "
             f"most {FARTHEST:g}, and not all below {NEAREST:g})"
         )
-    return scene
 
 
 @functools.lru_cache(maxsize=32)  # a method compiles once for each program, told apart by identity

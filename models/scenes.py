@@ -95,22 +95,25 @@ def make_scene(points: ArrayLike, num_parts: int) -> Scene:
     return check_scene(Scene(padded, np.arange(num_parts) < len(array)))
 
 
-def check_scene(
-    scene: Scene, num_parts: int | None = None, num_features: int | None = None
-) -> Scene:
+def check_layout(shape: tuple[int, ...], num_parts: int, num_features: int) -> None:
+    """Say in a sentence if points, (..., rows, features), are not as many as a program's parts."""
+    *_, rows, features = (0, *shape)
+    if features != num_features:
+        raise InputError(
+            f"the points have {features} features but the program's parts {num_features}; give "
+            "points of that dimension or choose another pose design"
+        )
+    if rows != num_parts:
+        raise InputError(
+            f"the scene has {rows} rows but the program {num_parts} parts; pad the scene to "
+            f"{num_parts} rows (models.make_scene) or choose other templates"
+        )
+
+
+def check_scene(scene: Scene) -> Scene:
     """Return the scene as arrays, or say in a sentence what is wrong with it."""
     scene = checked_arrays(scene)
     points, present = scene.points, scene.present
-    if num_parts is not None and points.shape[-2] != num_parts:
-        raise InputError(
-            f"the scene has {points.shape[-2]} rows but the program {num_parts} parts; pad the "
-            f"scene to {num_parts} rows (models.make_scene) or choose other templates"
-        )
-    if num_features is not None and points.shape[-1] != num_features:
-        raise InputError(
-            f"the points have {points.shape[-1]} features but the program's parts {num_features}; "
-            "give points of that dimension or choose another pose design"
-        )
     if not np.isfinite(points[present]).all():
         raise InputError(
             "some points are NaN or infinite, wanted finite numbers; mark missing points by "

@@ -19,7 +19,7 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.util import is_identically_one
 
 from models.distributions.likelihood import MatchedParts
-from models.errors import ConjugacyError, InputError
+from models.errors import ConjugacyError
 from models.numerics.arrays import AnyArray
 from models.program.sites import (
     MATCH_FAMILIES,
@@ -32,7 +32,7 @@ from models.program.sites import (
     trace_sites,
     without_shape,
 )
-from models.scenes import Scene
+from models.scenes import Scene, check_layout
 from models.templates import Parts
 
 _SITES = ("pose", "match", "points")
@@ -221,24 +221,9 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
         raise ConjugacyError("points", f"MatchedParts with the noise {name}", "Normal noise")
     if not site["is_observed"]:
         raise ConjugacyError("points", "points that are drawn", "obs=points")
-    check_points(site)
+    check_layout(jnp.shape(site["value"]), *likelihood.event_shape)
     _refuse_scale(site)
     return likelihood
-
-
-def check_points(site: Site) -> None:
-    """Say in a sentence if the points do not have the shape of their likelihood."""
-    shape, (rows, features) = jnp.shape(site["value"]), site["fn"].event_shape
-    if shape[-1:] != (features,):
-        raise InputError(
-            f"the points have {shape[-1]} features but the program's parts {features}; give points "
-            "of that dimension or choose another pose design"
-        )
-    if shape != (rows, features):
-        raise InputError(
-            f"the scene has {shape[0]} rows but the program {rows} parts; pad the scene to {rows} "
-            "rows (models.make_scene) or choose other templates"
-        )
 
 
 def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:

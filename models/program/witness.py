@@ -22,7 +22,7 @@ from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import log_permanent
-from models.program.reading import LinearGaussianModel, check_points
+from models.program.reading import LinearGaussianModel
 from models.program.sites import (
     MATCH_FAMILIES,
     Program,
@@ -33,7 +33,7 @@ from models.program.sites import (
     trace_sites,
     without_shape,
 )
-from models.scenes import Scene
+from models.scenes import Scene, check_layout
 from models.templates import pose_of_part
 
 LARGEST = 1e12
@@ -149,7 +149,7 @@ def check_program(program: Program, scene: Scene) -> None:
     samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
     for site in samples.values():
         if isinstance(site["fn"], MatchedParts):
-            check_points(site)
+            check_layout(np.shape(site["value"]), *site["fn"].event_shape)
     check_numbers(samples)
     for name, site in sites.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):

@@ -8,7 +8,7 @@ import pytest
 
 from capsules.files.scenes import load_scenes, save_scenes
 from models.errors import InputError
-from models.scenes import Scene, check_scene, make_scene
+from models.scenes import Scene, check_layout, check_scene, make_scene
 
 POINTS = np.random.default_rng(0).normal(size=(4, 3, 2))
 PRESENT = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 1], [1, 1, 0]], bool)
@@ -56,7 +56,7 @@ def test_a_checked_scene_is_made_of_arrays_and_its_dummies_are_zero():
 
 
 def test_checking_keeps_a_good_batch():
-    assert_equal(check_scene(BATCH, num_parts=3, num_features=2), BATCH)
+    assert_equal(check_scene(BATCH), BATCH)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_checking_keeps_a_good_batch():
         (lambda: check_scene(Scene(POINTS, PRESENT[:2])), r"\(4, 3, 2\) and \(2, 3\)"),
         (lambda: check_scene(Scene(POINTS[0, 0], PRESENT[0, 0])), r"got \(2,\) and \(\)"),
         (lambda: check_scene(Scene(POINTS, PRESENT.astype(int))), "numbers of type int64"),
-        (lambda: check_scene(BATCH, num_parts=11), "has 3 rows but the program 11 parts"),
-        (lambda: check_scene(BATCH, num_features=4), "have 2 features but the program's parts 4"),
+        (lambda: check_layout((4, 3, 2), 11, 2), "has 3 rows but the program 11 parts"),
+        (lambda: check_layout((4, 3, 2), 3, 4), "have 2 features but the program's parts 4"),
         (
             lambda: check_scene(BATCH._replace(present=PRESENT & False)),
             "4 of 4 scenes have no points",
