@@ -1,6 +1,7 @@
 """What all tests share: compiled code, repeatable hypothesis runs and the published test sets."""
 
 import ctypes
+import functools
 import importlib
 import os
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+from jax._src.interpreters import mlir  # after the settings above
+
+# One MLIR context for all programs: a context of its own takes each one 1.2 MB and some ms.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+
 MAX_MAPS = 30_000
 """Pieces of memory of a process, of which Linux allows 65,530; compiled code takes several each."""
 
@@ -30,7 +36,7 @@ LOWERED = {
     "jax._src.pjit": ("_pjit_lower",),
     "jax._src.interpreters.pxla": ("_cached_lowering_to_hlo", "_cached_compilation"),
 }
-"""Caches of JAX in which every compiled program has an MLIR context of 1.4 MB, needed no more."""
+"""Caches of JAX that keep what every program was compiled from, needed no more."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

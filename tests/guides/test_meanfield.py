@@ -228,7 +228,7 @@ def priors(draw, random_prior=False, typed=False, gamma=False, dirichlet=False, 
 @pytest.mark.parametrize("case", ["bethe", "sinkhorn, typed", "softmax, dirichlet, gamma"])
 def test_no_step_at_fixed_beta_lowers_the_elbo(case):
     """Every kind of factor; typed and missing parts too."""
-    check_steps(case, max_examples=2, num_scenes=16)
+    check_steps(case, max_examples=1 if "bethe" in case else 2, num_scenes=16)
 
 
 @pytest.mark.slow
@@ -407,6 +407,7 @@ def test_the_part_probabilities_count_the_points_of_each_part():
         np.testing.assert_allclose(found.kl[i], kl_divergence(posterior, prior), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("truth", [pytest.param(30.0, marks=pytest.mark.slow), 3000.0])
 def test_with_much_data_the_precision_is_found(truth):

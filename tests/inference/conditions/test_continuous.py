@@ -48,6 +48,7 @@ def test_the_grid_of_a_visibility_has_a_closed_form(name):
     np.testing.assert_allclose(grid.log_evidence, log_evidence_by_betas(name, 1), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_points_that_fit_perfectly_leave_no_end_to_the_noise():
     """A density that grows without end as the noise vanishes has no integral."""
     scene, parts = scene_of_one_object(40, 0.0)

@@ -220,6 +220,7 @@ def calibrated(num_scenes=300, **changes):
     return calibrate(TRIANGLE, method, PRESENT, num_scenes=num_scenes, rng_key=jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_exact_draws_are_calibrated():
     found = calibrated()
     assert found.ranks.shape == (300, 1, 4)
@@ -274,6 +275,7 @@ def test_the_plot_has_a_curve_for_each_method_in_each_panel():
     assert figure.axes[0].get_ylabel().startswith("triangle")
 
 
+@pytest.mark.slow
 def test_a_batch_of_scenes_has_the_ranks_of_each_of_them():
     def run(program, scene, rng_key):
         return exact.run(program, scene)

@@ -282,6 +282,7 @@ def test_a_scene_that_is_too_large_is_refused_with_its_cost():
         exact.run(this, scene)
 
 
+@pytest.mark.slow
 def test_an_unknown_precision_is_integrated_over():
     """Against adaptive quadrature over the brute-force evidence at fixed precisions."""
     rng = np.random.default_rng(4)
@@ -334,6 +335,7 @@ def test_a_prior_that_is_not_normal_is_refused_by_name():
 # --- the scenes of the paper --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_scenes_without_noise_are_parsed_right():
     scenes = sample_scenes(40, seed=4)
     scenes = scenes.take(scenes.present.sum(axis=1) == 7)  # one size, one compilation

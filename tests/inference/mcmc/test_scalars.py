@@ -30,6 +30,7 @@ def agrees(name, max_error, **budget):
         assert abs(values.mean() - grid.mean(function)) < 5 * error
 
 
+@pytest.mark.slow
 def test_an_unknown_noise_has_its_posterior():
     agrees("sigma ~ HalfNormal", 0.03, num_samples=2000, init_strategy="prior")
 

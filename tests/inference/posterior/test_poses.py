@@ -272,6 +272,7 @@ def bounded(points, present):
     return points_given(pose, points, present)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_constrained_pose_begins_in_its_support():
     """Least squares in unconstrained values, of sites of any support."""

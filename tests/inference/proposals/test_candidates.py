@@ -148,6 +148,7 @@ def test_the_best_parse_has_the_density_of_the_best_match_of_exact_inference(see
     assert np.diff(values) == pytest.approx(np.diff(joint), rel=1e-8)
 
 
+@pytest.mark.slow
 def test_the_best_parses_share_no_point_and_come_best_first():
     scenes = sample_scenes(24, seed=8)
     readings = [read_scenes(constellation, scenes)]

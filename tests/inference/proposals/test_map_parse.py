@@ -70,6 +70,7 @@ def test_the_elbo_is_the_density_of_the_points_and_the_match(num_points):
     assert result.elbo < exact.run(program, scene).log_evidence
 
 
+@pytest.mark.slow
 def test_clutter_has_a_density_of_its_own():
     points = np.concatenate([POINTS.points, [[5.0, 5.0]]])
     scene = make_scene(points, num_parts=9)
@@ -93,6 +94,7 @@ def log_density_with_preferences(match, points):
     return log_density_of(match, points, PARTS, 1e3, max(log_priors) - normaliser)
 
 
+@pytest.mark.slow
 def test_points_that_are_no_object_are_still_parts():
     """Points that no parse explains, and no slot for clutter."""
     points = np.array([[0.0, 0.0], [30.0, 1.0], [-9.0, 80.0], [55.0, -7.0], [1.0, 1.0]])
@@ -137,6 +139,7 @@ def test_under_presence_it_is_the_most_probable_partition():
     assert all(found)
 
 
+@pytest.mark.slow
 def test_a_batch_has_what_each_scene_has():
     scenes = sample_scenes(num_samples=16, sigma=0.0, seed=12)
     batch = map_parse.run(constellation, scenes)

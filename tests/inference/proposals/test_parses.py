@@ -87,6 +87,7 @@ def every_state(monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_the_states_that_are_solved_weigh_as_all_of_them_do(every_state):
     """The sum over the states of close parses is that over all states, to a thousandth of a nat."""
     scenes = with_parts_missing(NAMES, 6, seed=33)
@@ -115,6 +116,7 @@ def test_neighbours_are_all_states_with_few_changes():
     assert found == wanted | {(2, 2, 2, 2, 2)}
 
 
+@pytest.mark.slow
 def test_a_factor_that_tells_identical_objects_apart_counts_where_it_is(every_state):
     """To count its twin as much would be log 2 more than the sum over all states has."""
 
@@ -163,6 +165,7 @@ def points_of_objects(result) -> np.ndarray:
     return np.stack([of_points[:, result.owner == k].sum(axis=1) for k in range(3)], axis=1)
 
 
+@pytest.mark.slow
 def test_identical_objects_have_points_with_the_same_probability():
     scenes = sample_scenes(24, seed=36)
     found = cavi.run(presence_constellation, scenes, KEY)

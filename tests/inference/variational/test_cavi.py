@@ -94,6 +94,7 @@ def bounds_of(rng, projection, exponents):
     return evidence - found.elbo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", ["sinkhorn", pytest.param("bethe", marks=pytest.mark.slow)])
 def test_the_elbo_is_at_most_the_log_evidence(projection):
     """At noise of all sizes."""
@@ -164,6 +165,7 @@ def test_another_seed_is_another_run(scenes):
     assert (other.steps != one.steps).any()
 
 
+@pytest.mark.slow
 def test_a_scene_does_not_depend_on_the_others(scenes, result):
     """Only the place in the batch counts."""
     changed = scenes.points.copy()
@@ -394,6 +396,7 @@ def test_a_match_prior_may_be_a_jax_array(scenes):
     assert np.isfinite(found.elbo).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concentration", [1e-3, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_part_probabilities_may_be_nearly_certain(scenes, concentration):
     def program(points=None, present=None):
