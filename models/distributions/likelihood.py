@@ -92,7 +92,7 @@ class MatchedParts(Distribution):
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     @property
-    def seen(self) -> Bool[AnyArray, "*batch N d"]:
+    def seen(self) -> Bool[Array, "*batch N d"]:
         """Which features of which rows were observed."""
         return seen_features(self.present, self.event_shape)
 
@@ -228,7 +228,7 @@ class MarginalParts(Distribution):
 
 def seen_features(
     present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"], event_shape: tuple[int, ...]
-) -> Bool[AnyArray, "*batch N d"]:
+) -> Bool[Array, "*batch N d"]:
     """Read a mask over rows as one over all features of those rows.
 
     A mask (..., N) and a mask (..., N, d) are told apart by their last axis, which can only be
@@ -240,9 +240,9 @@ def seen_features(
     if not isinstance(present, jax.core.Tracer):  # numpy has nothing to compile
         numpy, present = np, np.asarray(present)
     if len(shape) >= 2 and shape[-2:] == (num_rows, num_features):
-        return present
+        return jnp.asarray(present)
     if shape[-1:] == (num_rows,):
-        return numpy.broadcast_to(present[..., None], (*shape, num_features))
+        return jnp.asarray(numpy.broadcast_to(present[..., None], (*shape, num_features)))
     rows = f": {shape[0]} rows but the program {num_rows} parts" if len(shape) == 1 else ""
     raise InputError(
         f"present must say which of the {num_rows} rows are points, shape (..., {num_rows}), or "
