@@ -241,4 +241,4 @@ def test_a_killed_reproduction_resumes_to_the_identical_tables(tmp_path, folder)
     for name in ("faces.md", "faces.csv", "faces_scenes.csv"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     table = (tmp_path / "whole" / "faces.md").read_text()
-    assert "| 2 faces | 9 | 100.0 | 100.0 | 100.0 | 100.0 |" in table
+    assert "| 2 faces | 9 | 100.0 | 100.0 ± 0.0 | 100.0 | 100.0 ± 0.0 |" in table
