@@ -46,8 +46,11 @@ class _Sentences(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            what = "standard output" if error.filename is None else error.filename
-            _say(f"cannot use {what} ({error.strerror}); give another path, or make room")
+            if error.errno is None:  # not the system's, but a sentence of ours
+                _say(str(error))
+            else:
+                what = "standard output" if error.filename is None else error.filename
+                _say(f"cannot use {what} ({error.strerror}); give another path, or make room")
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
             print(STOPPED, file=sys.stderr)

@@ -5,7 +5,6 @@ folder. A worker that is lost is Dask's business: its blocks go to another. Answ
 process, bit by bit.
 """
 
-import asyncio
 import contextlib
 import itertools
 import logging
@@ -17,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from capsules.batch import Block, Work, packed
+from capsules.commands.scale import CONNECT_SECONDS, dask
 from capsules.commands.shared import keep_compiled_code
 from capsules.files.paths import reason_of
 from capsules.store import Entry, source
@@ -24,9 +24,6 @@ from models.errors import InputError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-CONNECT_SECONDS = 5
-"""How long a scheduler may take to answer."""
 
 AHEAD = 64
 """Blocks that the cluster has at a time: enough for it to grow by, little enough to hold."""
@@ -38,47 +35,16 @@ _one_at_a_time = threading.Lock()
 @contextlib.contextmanager
 def client_of(address: str | None, workers: int) -> Iterator["Client"]:
     """Connect to the scheduler at an address or, without one, to new processes of this machine."""
-    try:
-        from distributed import Client, LocalCluster
-    except ImportError as error:
-        raise InputError(
-            "--cluster and --workers need Dask, which is not installed; install this project with "
-            "its extra `cluster`"
-        ) from error
+    distributed = dask()
     with contextlib.ExitStack() as stack:
         if address is None:
             options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": 0}
             options |= {"dashboard_address": None, "silence_logs": logging.CRITICAL}
-            there: Any = stack.enter_context(LocalCluster(n_workers=workers, **options))
+            there: Any = stack.enter_context(distributed.LocalCluster(n_workers=workers, **options))
         else:
             there = address
-            _check(address)
-        yield stack.enter_context(Client(there, timeout=CONNECT_SECONDS, set_as_default=False))
-
-
-def _check(address: str) -> None:
-    """Check that a Dask scheduler answers; the Dask client itself may wait indefinitely."""
-    from distributed import rpc
-    from distributed.security import Security
-
-    async def ask() -> str:
-        security = Security().get_connection_args("client")
-        async with (
-            asyncio.timeout(CONNECT_SECONDS),
-            rpc(address, connection_args=security) as there,
-        ):
-            return str((await there.identity())["type"])
-
-    try:
-        if (kind := asyncio.run(ask())) != "Scheduler":
-            raise ValueError(f"a {kind} is there")
-    except Exception as error:  # Dask's parts for addresses and connections raise many kinds
-        late = isinstance(error, TimeoutError)
-        reason = f"nothing within {CONNECT_SECONDS} s" if late else reason_of(error)
-        raise InputError(
-            f"no Dask scheduler answers at {address} ({reason}); give its address as in "
-            "tcp://host:8786, or leave --cluster out"
-        ) from error
+        options = {"timeout": CONNECT_SECONDS, "set_as_default": False}
+        yield stack.enter_context(distributed.Client(there, **options))
 
 
 def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int]:

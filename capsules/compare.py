@@ -36,6 +36,8 @@ from models.scenes import Scene, check_layout, check_scene
 
 EXACT_DRAWS = 4000
 """Draws of the exact posterior from which its moments in one frame are taken."""
+SMALLEST_ERROR = 0.02
+"""About one standard error of these moments, in standard deviations."""
 
 
 class Row(NamedTuple):
@@ -264,6 +266,11 @@ def render(rows: Sequence[Row]) -> Table:
     if any(row.weighted_evidence is not None for row in rows):
         notes.append(
             "The error of weights is that of draws; modes that no search found are not in it."
+        )
+    if any(row.match_error for row in rows):
+        notes.append(
+            f"Errors of matches and poses are against {EXACT_DRAWS} exact draws: those below "
+            f"{SMALLEST_ERROR} mean nothing."
         )
     table.caption = "\n".join(notes) or None
     return table

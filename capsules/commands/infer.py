@@ -95,6 +95,8 @@ def infer(
       [cyan]capsules infer cluttered.npz --clutter 3 --prior presence[/cyan]
       [cyan]capsules infer scenes.npz --all --restarts 5 --workers 2 --out answers[/cyan]
     """
+    if every and cluster is not None and workers is None:  # before the imports, which take seconds
+        scale.check_scheduler(cluster)
     from capsules.files.paths import check_output, whole_file
     from models.errors import InputError
 
@@ -114,6 +116,11 @@ def infer(
             )
         if out is None:
             raise InputError("--all needs a folder for the answers; give it with --out DIR")
+        if workers is not None and (cluster is not None or not 1 <= workers <= MAX_WORKERS):
+            raise InputError(
+                f"--workers must be 1 to {MAX_WORKERS}, without --cluster, got {workers}; choose "
+                "one"
+            )
         keep_compiled_code()
         _infer_all(file, out, (method, seed, options, devices), fresh, workers, cluster)
         return
@@ -164,12 +171,7 @@ def _infer_all(
     from capsules.cluster import client_of, compute
     from capsules.files.scenes import SceneFile
     from capsules.methods import check_options
-    from models.errors import InputError
 
-    if workers is not None and (address is not None or not 1 <= workers <= MAX_WORKERS):
-        raise InputError(
-            f"--workers must be 1 to {MAX_WORKERS}, without --cluster, got {workers}; choose one"
-        )
     job = Job(*asked)
     check_options(job.method, job.seed, **job.all_options)
     with SceneFile(file) as scenes, scale.open_store(folder) as store:

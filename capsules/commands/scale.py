@@ -1,10 +1,11 @@
-"""What the commands that infer a whole file share: options, resuming, progress."""
+"""What the commands that infer a whole file share: options, resuming, progress, the scheduler."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +28,9 @@ Cluster = Annotated[
         metavar="ADDRESS", help="The Dask scheduler whose workers share the scenes: HOST:PORT."
     ),
 ]
+
+CONNECT_SECONDS = 3
+"""How long a scheduler may take to answer."""
 
 
 @contextmanager
@@ -66,3 +70,44 @@ def progress_of_scenes(total: int) -> Iterator[Callable[[int], "Report"]]:
             return lambda done, of: bar.update(task, completed=begun + size * done / of)
 
         yield report
+
+
+def dask() -> Any:
+    """Dask's library, or a sentence on how to get it."""
+    try:
+        import distributed
+    except ImportError as error:
+        from models.errors import InputError
+
+        raise InputError(
+            "--cluster and --workers need Dask, which is not installed; install this project with "
+            "its extra `cluster`"
+        ) from error
+    return distributed
+
+
+def check_scheduler(address: str) -> None:
+    """Raise `ConnectionError`, a sentence, unless a Dask scheduler answers at the address.
+
+    The Dask client itself may wait indefinitely.
+    """
+    distributed = dask()
+
+    async def ask() -> str:
+        security = distributed.Security().get_connection_args("client")
+        async with (
+            asyncio.timeout(CONNECT_SECONDS),
+            distributed.rpc(address, connection_args=security) as there,
+        ):
+            return str((await there.identity())["type"])
+
+    try:
+        if (kind := asyncio.run(ask())) != "Scheduler":
+            raise ValueError(f"a {kind} is there")
+    except Exception as error:  # Dask's parts for addresses and connections raise many kinds
+        late = isinstance(error, TimeoutError)
+        reason = f"nothing within {CONNECT_SECONDS} s" if late else str(error) or repr(error)
+        raise ConnectionError(
+            f"no Dask scheduler answers at {address} ({' '.join(reason.split())}); give its "
+            "address as in tcp://host:8786, or leave --cluster out"
+        ) from error

@@ -171,31 +171,38 @@ def _tests(
     return lines
 
 
+def lines_at(report: Report, sigma: float) -> Iterator[list[str]]:
+    """The lines of a noise level: method, whose numbers, and each metric ± one standard error."""
+    for row in report.rows:
+        if row.sigma != sigma:
+            continue
+        label = row.label(report.by_beta)
+        if row.paper is not None:
+            yield [label, "paper", *(f"{x:.3f}" for x in row.paper)]
+        for preset, summaries in row.ours.items():
+            found = (summaries[name] for name in METRICS)
+            what = (CCAE if row.method == "ccae" else PRESETS)[preset]
+            yield [label, what, *(f"{s.mean:.3f} ± {s.standard_error:.3f}" for s in found)]
+
+
 def terminal_tables(report: Report) -> Iterator[Table]:
-    """A table for each noise level, three numbers in each cell."""
+    """A table for each noise level; it fits into 80 characters."""
     for sigma in SIGMAS:
         title = f"{report.title}, protocol {report.protocol}, σ = {sigma:g}"
-        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.caption = "the paper / paper's settings / our defaults"
-        for heading in ("method", *TITLES.values()):
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+        for heading in ("method", "settings", *TITLES.values()):
             table.add_column(heading, no_wrap=True)
-        for row in report.rows:
-            if row.sigma == sigma:
-                table.add_row(
-                    row.label(report.by_beta), *(_cell(row, i) for i in range(len(METRICS)))
-                )
+        before = None
+        for label, what, *cells in lines_at(report, sigma):
+            what = what.removesuffix(" settings")
+            short = (cell.replace("0.", ".") for cell in cells)
+            table.add_row("" if label == before else label, what, *short)
+            before = label
         yield table
 
 
-def _cell(row: Row, i: int) -> str:
-    ours = [row.ours.get(preset, {}).get(METRICS[i]) for preset in PRESETS]
-    paper = None if row.paper is None else row.paper[i]
-    numbers = [paper, *(None if summary is None else summary.mean for summary in ours)]
-    return "/".join("-" if x is None else f"{x:.3f}".removeprefix("0") for x in numbers)
-
-
 def markdown(report: Report) -> str:
-    """The report as a page, with standard errors and bootstrap intervals."""
+    """The report as a page, with standard errors."""
     lines = [f"# {report.title} (protocol `{report.protocol}`)", ""]
     lines += [
         "Means over scenes ± one standard error; the CSV file has 95 % bootstrap intervals too. "
@@ -205,17 +212,7 @@ def markdown(report: Report) -> str:
     for sigma in SIGMAS:
         lines += [f"## σ = {sigma:g}", ""]
         lines += ["| method | | " + " | ".join(TITLES.values()) + " |", "| --- " * 6 + "|"]
-        for row in report.rows:
-            if row.sigma != sigma:
-                continue
-            if row.paper is not None:
-                cells = " | ".join(f"{x:.3f}" for x in row.paper)
-                lines.append(f"| {row.label(report.by_beta)} | paper | {cells} |")
-            for preset, summaries in row.ours.items():
-                found = (summaries[name] for name in METRICS)
-                cells = " | ".join(f"{s.mean:.3f} ± {s.standard_error:.3f}" for s in found)
-                what = (CCAE if row.method == "ccae" else PRESETS)[preset]
-                lines.append(f"| {row.label(report.by_beta)} | {what} | {cells} |")
+        lines += ["| " + " | ".join(line) + " |" for line in lines_at(report, sigma)]
         lines.append("")
     if report.tests:
         lines += ["## Paired t-tests, paper's settings", "", "Mean difference over scenes.", ""]

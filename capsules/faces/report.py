@@ -19,6 +19,7 @@ from capsules.faces.images import PART_TYPES, FaceImages
 from capsules.faces.rendering import render_poses, scene_rmse
 from capsules.faces.scenes import FaceScenes
 from capsules.files.paths import whole_file
+from inference.diagnostics.metrics import summarise
 from inference.plots.scenes import COLOURS, draw_objects, style
 
 DRAWN = (
@@ -123,11 +124,15 @@ def reports(numbers: Numbers) -> list[Report]:
     accuracy = []
     for cell, of in numbers.items():
         paper = PAPER_ACCURACY.get(cell, (np.nan, np.nan))
-        ours = [of[f"right_{name}"].mean() for name in ("vi", "ransac")]
-        percent = (_percent(x) for pair in zip(paper, ours, strict=True) for x in pair)
+        ours = [summarise(of[f"right_{name}"].astype(float)) for name in ("vi", "ransac")]
+        percent: list[str] = []
+        for published, found in zip(paper, ours, strict=True):
+            percent.append("-" if np.isnan(published) else f"{100 * published:.1f}")
+            percent.append(f"{100 * found.mean:.1f} ± {100 * found.standard_error:.1f}")
         accuracy.append([cell.name, str(len(of["right_vi"])), *percent])
     heading = ["faces", "scenes", "paper's VI", "VI", "paper's RANSAC", "RANSAC"]
-    tables = [Report("Scenes whose parts are all assigned rightly, %", heading, accuracy)]
+    title = "Scenes whose parts are all assigned rightly, % ± one standard error"
+    tables = [Report(title, heading, accuracy)]
     for quantity, title in QUANTITIES.items():
         heading = ["faces", *METHODS.values(), "VI below one part", "VI below a draw"]
         rows = []
@@ -144,10 +149,6 @@ def reports(numbers: Numbers) -> list[Report]:
             rows.append([cell.name, *means, *below])
         tables.append(Report(f"{title}, mean ± spread over scenes", heading, rows))
     return tables
-
-
-def _percent(share: float) -> str:
-    return "-" if np.isnan(share) else f"{100 * share:.1f}"
 
 
 def _spread(mean: float, spread: float) -> str:
@@ -223,7 +224,8 @@ def comma_separated(numbers: Numbers) -> str:
             published: tuple[float, ...] = ()
             if quantity == "right" and cell in PAPER_ACCURACY and method != "refit":
                 published = (PAPER_ACCURACY[cell][method != "vi"],)
-            own = (of[name].mean(), of[name].std())
+            found = summarise(of[name].astype(float))
+            own = (found.mean, found.standard_error, of[name].std())
             lines.append(
                 [
                     cell.num_faces,
@@ -238,7 +240,8 @@ def comma_separated(numbers: Numbers) -> str:
     return _csv([_COLUMNS, *lines])
 
 
-_COLUMNS = ["faces", "occluded", "scenes", "quantity", "method", "mean", "spread", "paper"]
+_COLUMNS = ["faces", "occluded", "scenes", "quantity", "method"]
+_COLUMNS += ["mean", "standard_error", "spread", "paper"]
 
 
 def scenes_csv(numbers: Numbers) -> str:

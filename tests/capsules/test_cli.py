@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -277,11 +276,20 @@ def test_errors_of_our_own_are_not_hidden(tmp_path, monkeypatch):
     assert isinstance(result.exception, ValueError)
 
 
-def test_bad_input_in_a_real_process(tmp_path):
-    process = start("demo", "--scenes", "nowhere.npz", cache=tmp_path / "cache", cwd=tmp_path)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (cli.BAD_INPUT, "")
-    assert err == "error: there is no file nowhere.npz; `capsules sample` writes one\n"
+def test_bad_input_ends_the_program(tmp_path, monkeypatch, capsys):
+    """By the entry point, which also looks after signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # puts it back
+    monkeypatch.setattr(sys, "argv", ["capsules", "demo", "--scenes", "nowhere.npz"])
+    monkeypatch.chdir(tmp_path)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = "error: there is no file nowhere.npz; `capsules sample` writes one\n"
+    assert (stopped.value.code, *capsys.readouterr()) == (cli.BAD_INPUT, "", said)
 
 
 # --- methods ------------------------------------------------------------------------------------
@@ -367,19 +375,6 @@ def test_demo_of_a_file_without_the_truth(tmp_path, cache):
     assert process.returncode == 0, err
     assert out.count("truth unknown") == len(METHODS)
     assert "<svg" in (tmp_path / "picture.svg").read_text()
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_file(tmp_path, cache):
-    process = start("demo", cache=cache, cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not os.listdir(tmp_path) and time.monotonic() < deadline:  # the temporary file
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == cli.INTERRUPTED, err
-    assert "interrupted" in err and "Traceback" not in err
-    assert not os.listdir(tmp_path)
 
 
 def test_an_interruption_within_a_destructor_is_one():

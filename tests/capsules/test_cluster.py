@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from capsules import batch, cli, cluster, methods
 from capsules.batch import Job, Work
+from capsules.commands import scale
 from capsules.experiments.generator import sample_scenes
 from capsules.files.scenes import SceneFile, save_scenes
 from capsules.store import Store
@@ -91,8 +92,8 @@ def test_workers_with_another_source_are_refused(work, client, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["nothing is there", "nothing is said", "no address"])
 def test_a_scheduler_that_does_not_answer_is_a_sentence(path, tmp_path, monkeypatch, kind):
-    assert cluster.CONNECT_SECONDS <= 5
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    assert scale.CONNECT_SECONDS <= 3
+    monkeypatch.setattr(scale, "CONNECT_SECONDS", 1)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         if kind == "nothing is said":

@@ -3,6 +3,7 @@
 Most inputs never reach a method: a cheap one stands in for it, and notes what it was given.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -366,17 +367,19 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path, stored):
     assert (tmp_path / "pipe.json").is_fifo()
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def no_room():
-    """No file can grow beyond a hundred bytes, as on a full disk."""
+    """No file can grow beyond a hundred bytes, as on a full disk; nor can a log of the tests."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("what", ["infer --json", "infer --all", "evaluate", "sample"])
-def test_a_full_disk_leaves_no_half_of_a_file(tmp_path, stored, no_room, what):
+def test_a_full_disk_leaves_no_half_of_a_file(tmp_path, stored, what):
     out = tmp_path / "out"
     arguments = {
         "infer --json": ["infer", stored, "--method", "ransac", "--json", out],
@@ -384,7 +387,8 @@ def test_a_full_disk_leaves_no_half_of_a_file(tmp_path, stored, no_room, what):
         "evaluate": ["evaluate", stored, "--method", "ransac", "--json", out],
         "sample": ["sample", out],
     }[what]
-    result = run(*arguments)
+    with no_room():
+        result = run(*arguments)
     assert result.exit_code == cli.BAD_INPUT, result.output
     assert re.search(r"cannot write .*File too large", result.stderr), result.stderr
     assert not out.is_file()

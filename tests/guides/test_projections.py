@@ -78,6 +78,7 @@ def test_both_are_lower_bounds_of_the_permanent(scale):
     objective = {}
     for name, gain in (("sinkhorn", oracle.log_van_der_waerden(SIZE)), ("bethe", 0.0)):
         found = project(name, log_rho)
+        np.testing.assert_allclose(PROJECTIONS[name].log_bound(SIZE), gain, rtol=1e-12)
         energy = np.where(found.match_probs > 0, found.match_probs * log_rho, 0).sum(axis=(0, 1))
         objective[name] = energy + np.asarray(found.entropy) + gain
     exact = np.array([oracle.log_permanent(log_rho[..., i]) for i in range(40)])

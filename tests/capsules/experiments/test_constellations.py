@@ -1,16 +1,18 @@
 """Experiments: what they run, that they resume to the same numbers, and what the tables say."""
 
 import csv
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from capsules.experiments import constellations
 from capsules.experiments.constellations import Cell, Scenes, entries_of, run_cells, study_cells
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, PARTITION, SIGMAS, SLOTS
-from capsules.experiments.tables import comma_separated, markdown, reports
+from capsules.experiments.tables import comma_separated, markdown, reports, terminal_tables
 from capsules.store import Store
 from inference.diagnostics.metrics import METRICS, PROTOCOLS
 from inference.result import Result, partition
@@ -165,6 +167,13 @@ def test_tables_have_the_paper_and_ours(tmp_path, tests, fake):
     assert "| GCM-DS | paper | 0.899 | 0.740 | 0.299 | 0.664 |" in text
     assert text.count("| GCM-DS | our defaults |") == text.count("RANSAC | our defaults |") == 3
     assert "| 0.25 | RANSAC - GCM-DS |" in text
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*terminal_tables(by_slots))
+    shown = console.export_text()
+    accuracy = numbers[study_cells("table1", ["ransac"])[0]]["slots"]["sa"]
+    error = accuracy.std(ddof=1) / np.sqrt(len(accuracy))
+    assert f"{accuracy.mean():.3f} ± {error:.3f}".replace("0.", ".") in shown
+    assert "…" not in shown
 
 
 def test_ccae_comes_with_the_files_that_have_it(shared_data):

@@ -138,9 +138,9 @@ def test_the_tables_say_that_faces_are_drawn_and_have_the_papers_numbers(tmp_pat
     text = (tmp_path / "faces.md").read_text()
     assert "drawn by this project; they are not the photographs of the paper" in text
     assert "Our faces are drawn by this project" in printed
-    assert "| 3 faces | 2 | 100.0 | 50.0 | 100.0 | 100.0 |" in text
-    assert "| 5 faces | 2 | 93.7 | 100.0 | 100.0 | 100.0 |" in text
-    assert "| 6 faces | 2 | - | 100.0 | - | 100.0 |" in text
+    assert "| 3 faces | 2 | 100.0 | 50.0 ± 50.0 | 100.0 | 100.0 ± 0.0 |" in text
+    assert "| 5 faces | 2 | 93.7 | 100.0 ± 0.0 | 100.0 | 100.0 ± 0.0 |" in text
+    assert "| 6 faces | 2 | - | 100.0 ± 0.0 | - | 100.0 ± 0.0 |" in text
     assert "2 to 5 | 0.0360 ± 0.0040 | - | 0.0520 ± 0.0060 | - |" in text
     row = "| 2 faces | 0.0300 ± 0.0100 | 0.0400 ± 0.0100 | 0.0500 ± 0.0100 | 0.0300 ± 0.0100 |"
     assert f"{row} 2 of 2 | 2 of 2 |" in text
@@ -153,6 +153,7 @@ def test_the_tables_say_that_faces_are_drawn_and_have_the_papers_numbers(tmp_pat
         if (line["faces"], line["quantity"], line["method"]) == ("4", "right", "vi")
     )
     assert (found["mean"], found["paper"], found["scenes"]) == ("1", "0.992", "2")
+    assert found["standard_error"] == "0"
     assert len((tmp_path / "faces_scenes.csv").read_text().splitlines()) == 1 + 2 * 6
     for path in paths:
         if path.suffix == ".png":
@@ -240,4 +241,4 @@ def test_a_killed_reproduction_resumes_to_the_identical_tables(tmp_path, folder)
     for name in ("faces.md", "faces.csv", "faces_scenes.csv"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     table = (tmp_path / "whole" / "faces.md").read_text()
-    assert "| 2 faces | 9 | 100.0 | 100.0 | 100.0 | 100.0 |" in table
+    assert "| 2 faces | 9 | 100.0 | 100.0 ± 0.0 | 100.0 | 100.0 ± 0.0 |" in table

@@ -251,6 +251,18 @@ def test_match_posterior(prior, log_weights, matches, present):
 
 
 @each_prior
+def test_density_of_a_point_given_the_others(prior, log_weights, matches):
+    """The density of the scene over that of the scene without the point, whose row is a dummy."""
+    marginal = summed_out(prior, SCENE.pose, PARTS, **NOISE)
+    found = marginal.log_prob_given_others(SCENE.points)
+    whole = oracle.log_marginal(log_weights, brute_force(), matches)
+    for m in range(N):
+        others = brute_force(present=np.arange(N) != m)
+        wanted = whole - oracle.log_marginal(log_weights, others, matches)
+        np.testing.assert_allclose(found[m], wanted, rtol=1e-11)
+
+
+@each_prior
 def test_gradient_of_the_marginal_density(prior, log_weights, matches):
     @jax.jit
     @jax.grad

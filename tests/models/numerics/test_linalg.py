@@ -12,6 +12,7 @@ from models.numerics.linalg import (
     innovations,
     inverse_and_log_det,
     largest,
+    rounded_up,
     solve,
     total,
 )
@@ -71,6 +72,18 @@ def test_conditioning_one_number_after_another_is_conditioning_at_once():
         np.testing.assert_allclose(
             found, covariance - gain @ a @ covariance, rtol=1e-10, atol=1e-12
         )
+
+
+def test_a_rounded_covariance_is_symmetric_and_has_a_factor():
+    """Outer products of one vector are singular, and indefinite once they are rounded."""
+    vectors = np.random.default_rng(0).normal(size=(4, 1000))
+    crooked = vectors[:, None] * vectors * (1 + 1e-16 * np.arange(16).reshape(4, 4, 1))
+    found = np.asarray(rounded_up(crooked))
+    np.testing.assert_array_equal(found, found.swapaxes(0, 1))
+    np.testing.assert_allclose(found, crooked, rtol=1e-13)
+    assert np.isfinite(cholesky(found)).all()
+    tilted = np.array([[2.0, 1.0], [0.5, 3.0]])
+    np.testing.assert_allclose(rounded_up(tilted), [[2.0, 0.75], [0.75, 3.0]], rtol=1e-13)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 2), (40, 5, 2), (1, 1, 1)])
