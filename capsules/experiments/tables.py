@@ -35,7 +35,12 @@ TITLES = {
     "vi": "VI ↓",
     "scene_accuracy": "scene acc. ↑",
 }
-PRESETS = {"paper": "paper's settings", "default": "our defaults"}
+PRESETS = {
+    "paper": "the text's settings",
+    "published": "the published code's settings",
+    "default": "our defaults",
+}
+LINES = {"paper": "--", "published": "-.", "default": "-"}
 CCAE = {"paper": "its predictions", "default": "trained by us"}
 """What the columns of presets are for CCAE, of which there is one setting."""
 
@@ -172,11 +177,11 @@ def _tests(
 
 
 def terminal_tables(report: Report) -> Iterator[Table]:
-    """A table for each noise level, three numbers in each cell."""
+    """A table for each noise level, the paper's number and ours in each cell."""
     for sigma in SIGMAS:
         title = f"{report.title}, protocol {report.protocol}, σ = {sigma:g}"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.caption = "the paper / paper's settings / our defaults"
+        table.caption = " / ".join(["the paper", *PRESETS.values()])
         for heading in ("method", *TITLES.values()):
             table.add_column(heading, no_wrap=True)
         for row in report.rows:
@@ -218,7 +223,7 @@ def markdown(report: Report) -> str:
                 lines.append(f"| {row.label(report.by_beta)} | {what} | {cells} |")
         lines.append("")
     if report.tests:
-        lines += ["## Paired t-tests, paper's settings", "", "Mean difference over scenes.", ""]
+        lines += ["## Paired t-tests, the text's settings", "", "Mean difference over scenes.", ""]
         lines += ["| σ | methods | SA | ARI | VI |", "| --- " * 5 + "|"]
         lines += ["| " + " | ".join(line) + " |" for line in report.tests]
         lines.append("")
@@ -280,7 +285,7 @@ def _panel(ax: Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
                 "label": f"{name}, paper",
             }
             ax.plot(x, y, color=colour, marker=marker, **style)
-        for preset, line in (("paper", "--"), ("default", "-")):
+        for preset, line in LINES.items():
             some = [row for row in own if preset in row.ours]
             if some:
                 y = [row.ours[preset][metric].mean for row in some]
