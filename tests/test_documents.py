@@ -3,12 +3,14 @@
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import capsules
@@ -99,3 +101,51 @@ def _words() -> set[str]:
     files = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
     files += [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "Makefile"]
     return set(re.findall(r"[A-Za-z_]\w*", " ".join(path.read_text() for path in files)))
+
+
+def test_the_site_has_every_page():
+    """`make docs` fails on a page that is left out; this says so before it is built."""
+    site = (ROOT / "mkdocs.yml").read_text()
+    for page in [*PAGES[1:], *(ROOT / "docs" / "api").glob("*.md")]:
+        assert f" {page.relative_to(ROOT / 'docs')}\n" in site, page
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f" notebooks/{notebook.name}\n" in site, notebook
+
+
+# --- the code of docs/matching.md ---------------------------------------------------------------
+
+LINKAGE, *_ = MATCHING = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "matching.md").read_text(), re.DOTALL
+)
+
+
+def test_the_evidence_of_the_linkage_is_a_sum_over_all_linkages():
+    """Every record of A is one of B that no other is, or nobody: by a list, without the others."""
+    names: dict[str, Any] = {}
+    exec(compile(LINKAGE.partition("mcmc = ")[0], "docs/matching.md", "exec"), names)
+    logits = np.asarray(names["pairs"](0.8, 0.5))
+    agree = np.asarray(names["agree"])
+    total = 0.0
+    for choice in itertools.product([*range(6), None], repeat=4):
+        taken = [n for n in choice if n is not None]
+        if len(set(taken)) == len(taken):
+            ratio = [
+                0.5 if n is None else 0.5 / 6 * np.prod(np.where(agree[m, n], 0.8 / 0.1, 0.2 / 0.9))
+                for m, n in enumerate(choice)
+            ]
+            total += np.prod(ratio)
+    found = names["PermutationMatch"](logits).log_normalizer
+    assert float(found) == pytest.approx(np.log(total), abs=1e-10)
+
+
+@pytest.mark.slow
+def test_the_code_of_matching_does_what_the_page_says(capsys):
+    names: dict[str, Any] = {}
+    for block in MATCHING:
+        exec(compile(block, "docs/matching.md", "exec"), names)
+    marginals = names["PermutationMatch"](names["logits"]).mean.mean(0)
+    assert (np.asarray(marginals)[[0, 1, 2, 3], [2, 0, 4, 9]] > [0.9, 0.99, 0.99, 0.99]).all()
+    assert (names["joined"] == names["order"]).all()
+    assert names["by_draw"].shape == (100,)
+    shown = capsys.readouterr().out
+    assert "(1, 100, 1, 4)" in shown and "'points': ['match', 'pose'" in shown
