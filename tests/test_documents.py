@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import pkgutil
 import re
 import types
@@ -17,15 +18,18 @@ import capsules
 import guides
 import inference
 import models
+from capsules.reference import Reference
 from inference.result import Result
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGES = (models, guides, inference, capsules)
-SOURCES = ("models", "guides", "inference", "capsules", "tests", "benchmarks", "notebooks")
+SOURCES = ("models", "guides", "inference", "capsules", "tests", "benchmarks")
 OTHERS = {"az", "dist", "functools", "jax", "numpyro", "numpy", "np", "pose", "present"}
 """Modules and values that are not the project's."""
-FILE = re.compile(r".*\.(py|md|json|npz|png|csv|ipynb|eqx|lock|toml|svg|gif)")
+VALUES = {"result": Result, "problem": Reference}
+"""Values that the pages speak of, by their types."""
+FILE = re.compile(r".*\.(py|md|json|npz|png|csv|ipynb|eqx|lock|toml|svg|gif|yml)")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
@@ -83,7 +87,7 @@ def _things(name: str) -> list[Any]:
     modules = _modules()
     named = [module for full, module in modules.items() if full.split(".")[-1] == name]
     inside = [vars(module)[name] for module in modules.values() if name in vars(module)]
-    return named + inside + [Result] * (name == "result")
+    return named + inside + [VALUES[name] for name in VALUES.keys() & {name}]
 
 
 def _has(thing: Any, path: list[str]) -> bool:
@@ -97,10 +101,13 @@ def _has(thing: Any, path: list[str]) -> bool:
 
 @functools.cache
 def _words() -> set[str]:
-    """Every identifier in the code of the project."""
+    """Every identifier in the code of the project, and in the code that pages and notebooks run."""
     files = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
-    files += [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "Makefile"]
-    return set(re.findall(r"[A-Za-z_]\w*", " ".join(path.read_text() for path in files)))
+    code = [path.read_text() for path in [*files, ROOT / "Makefile"]]
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        code += ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    code += MATCHING
+    return set(re.findall(r"[A-Za-z_]\w*", " ".join(code)))
 
 
 def test_the_site_has_every_page():
