@@ -13,10 +13,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
 NOTEBOOK := $(VENV)/.notebook
+DOCS := $(VENV)/.docs
 # A file stays with one process, which compiles for all of its tests; tests/conftest.py has the order.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all test-fast fuzz coverage mutants lint types format bench notebook clean lock
+.PHONY: help install demo test test-all test-fast fuzz coverage mutants lint types format bench notebook docs clean lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +83,15 @@ $(NOTEBOOK): requirements-notebook.lock $(INSTALLED)
 	@rm -f $@
 	@echo "Installing Jupyter Lab into $(VENV)"
 	@$(PIP) install -c requirements.lock -r requirements-notebook.lock
+	@touch $@
+
+docs: $(DOCS) ## Build the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(DOCS): requirements-docs.lock $(INSTALLED)
+	@rm -f $@
+	@echo "Installing MkDocs into $(VENV)"
+	@$(PIP) install -c requirements.lock -r requirements-docs.lock
 	@touch $@
 
 clean: ## Remove caches and build artefacts, not the environment

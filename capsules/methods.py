@@ -158,7 +158,7 @@ class Preset(NamedTuple):
     method: Method | None = None
 
 
-_PUBLISHED = Method(published.run, "doubly_stochastic", frozenset({"num_restarts"}))
+_PUBLISHED = Method(published.run, "doubly_stochastic", frozenset({"num_restarts", "beta_start"}))
 
 _PAPER: dict[str, Any] = {"init_strategy": "uniform", "num_restarts": 5}
 
@@ -167,7 +167,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "paper": {
         "ds": Preset(_PAPER),
         "gmm": Preset(_PAPER),
-        "ransac": Preset(ransac.PUBLISHED),
+        "ransac": Preset(ransac.PAPER),
     },
     "published": {
         "ds": Preset({}, method=_PUBLISHED),

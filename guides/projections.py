@@ -20,11 +20,11 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp, xlog1py, xlogy
-from jaxtyping import Array, Bool, Float
+from jax.scipy.special import xlogy
+from jaxtyping import Array, Float
 
 from guides.meanfield import matrix_sum
-from models.numerics.linalg import total
+from models.numerics.bethe import bethe_entropy, propagate
 from models.numerics.sinkhorn import Scaling, refine, scale
 
 
@@ -71,9 +71,6 @@ class sinkhorn:
         return math.lgamma(size + 1) - size * math.log(size)
 
 
-_MAX_PASSES = 500
-
-
 class bethe:
     """Belief propagation on the matching: the marginals of the Bethe permanent.
 
@@ -95,27 +92,7 @@ class bethe:
     ) -> Projected:
         messages, last = carry
         log_rho = jnp.maximum(log_rho, -1e30)
-        possible = log_rho > -1e29
-
-        def pass_messages(loop: tuple[Array, ...]) -> tuple[Array, ...]:
-            old, _, _, count = loop
-            to_columns = -_log_sum_of_others(log_rho + old, axis=1)
-            new = -_log_sum_of_others(log_rho + to_columns, axis=0)
-            match_probs = jax.nn.sigmoid(log_rho + to_columns + new)
-            rows = jnp.abs(total(match_probs, axis=1) - 1.0).max(axis=0)
-            columns = jnp.abs(total(match_probs, axis=0) - 1.0).max(axis=0)
-            # R may look like a permutation long before the messages know which one.
-            moved = jnp.where(possible, jnp.abs(new - old) / (1.0 + jnp.abs(old)), 0.0)
-            error = jnp.maximum(jnp.maximum(rows, columns), moved.max(axis=(0, 1)))
-            damped = jnp.where(error <= tolerance, old, 0.5 * (old + new))
-            return damped, match_probs, error, count + 1
-
-        def unfinished(loop: tuple[Array, ...]) -> Bool[Array, ""]:
-            return jnp.any(loop[2] > tolerance) & (loop[3] < _MAX_PASSES)
-
-        far = jnp.full(log_rho.shape[2:], jnp.inf)
-        loop: tuple[Array, ...] = (messages, jnp.zeros_like(log_rho), far, jnp.zeros((), int))
-        messages, match_probs, error, _ = jax.lax.while_loop(unfinished, pass_messages, loop)
+        match_probs, messages, error = propagate(log_rho, messages, tolerance)
         settled = error <= tolerance
 
         def finish() -> Float[Array, "N N *scenes"]:
@@ -127,20 +104,14 @@ class bethe:
 
         match_probs = jax.lax.cond(jnp.all(settled), lambda: match_probs, finish)
         carry = jnp.stack([messages, match_probs])
-        return Projected(match_probs, bethe.entropy(match_probs), carry, error)
+        return Projected(match_probs, bethe_entropy(match_probs), carry, error)
 
     @staticmethod
     def _objective(
         log_rho: Float[Array, "N N *scenes"], match_probs: Float[Array, "N N *scenes"]
     ) -> Float[Array, "*scenes"]:
         weighed = jnp.where(match_probs > 0, match_probs * log_rho, 0.0)
-        return matrix_sum(weighed) + bethe.entropy(match_probs)
-
-    @staticmethod
-    def entropy(match_probs: Float[Array, "N N *scenes"]) -> Float[Array, "*scenes"]:
-        return matrix_sum(
-            xlog1py(1.0 - match_probs, -match_probs) - xlogy(match_probs, match_probs)
-        )
+        return matrix_sum(weighed) + bethe_entropy(match_probs)
 
     @staticmethod
     def log_bound(size: int) -> float:
@@ -174,19 +145,3 @@ PROJECTIONS: dict[str, Projection] = {
     "bethe": bethe,
     "softmax": softmax,
 }
-
-
-def _log_sum_of_others(values: Float[Array, "N N *scenes"], axis: int) -> Array:
-    """For each entry the log of the sum of exp of all *others* along the axis.
-
-    Taking an entry off the total cancels only for the largest, which is therefore left out of a sum
-    of its own.
-    """
-    largest = values == values.max(axis=axis, keepdims=True)
-    first = jnp.cumsum(largest, axis=axis) == 1
-    largest = largest & first
-    without = logsumexp(jnp.where(largest, -1e30, values), axis=axis, keepdims=True)
-    highest = values.max(axis=axis, keepdims=True)
-    relative = jnp.exp(values - highest)
-    others = jnp.maximum(relative.sum(axis=axis, keepdims=True) - relative, 1e-300)
-    return jnp.where(largest, without, highest + jnp.log(others))

@@ -23,10 +23,8 @@ from models.constellation import (
 )
 from models.distributions.constraints import doubly_stochastic
 from models.distributions.likelihood import MarginalParts, MatchedParts
-from models.distributions.match import (
-    DoublyStochasticMatch,
-    MixtureMatch,
-    PermutationMatch,
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.distributions.match_priors import (
     point_count,
     presence_logits,
     typed_probs,

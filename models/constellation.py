@@ -12,14 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 from numpyro.distributions import Distribution
 
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import (
-    DoublyStochasticMatch,
-    MixtureMatch,
-    PermutationMatch,
-    point_count,
-    presence_logits,
-    uniform_probs,
-)
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.distributions.match_priors import point_count, presence_logits, uniform_probs
 from models.errors import InputError
 from models.templates import Parts, shapes, stack
 

@@ -11,7 +11,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import DoublyStochasticMatch, typed_probs
+from models.distributions.match import DoublyStochasticMatch
+from models.distributions.match_priors import typed_probs
 from models.errors import InputError
 from models.geometry import oriented_similarity
 from models.program.sites import Program

@@ -15,6 +15,7 @@ points down.
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from models.errors import InputError
@@ -81,6 +82,26 @@ def similarity_pose(
     return jnp.concatenate(
         [jnp.broadcast_to(translation, (*batch, 2)), jnp.broadcast_to(linear, (*batch, 2))], axis=-1
     )
+
+
+def pose_names(F: Float[np.ndarray, "parts d p"]) -> list[str]:
+    """What each dimension of a pose is, read off the matrices of the parts that it moves.
+
+    t_x, t_y for a move, s_cos, s_sin for a turn and a scale (s cos a, s sin a), a_11, a_12, ... for
+    a linear map. Any other dimension has its number for a name.
+    """
+    p = F.shape[-1]
+    names = [str(i) for i in range(p)]
+    if F.shape[1] < 2 or p < 2 or not (F[:, :2, :2] == np.eye(2)).all():
+        return names
+    names[:2] = ["t_x", "t_y"]
+    x, y = F[:, 0, 2:], F[:, 1, 2:]
+    if p >= 4 and (x[:, 0] == -y[:, 1]).all() and (x[:, 1] == y[:, 0]).all():
+        names[2:4] = ["s_cos", "s_sin"]
+    half = (p - 2) // 2
+    if p > 2 and p % 2 == 0 and (x[:, half:] == 0).all() and (y == np.roll(x, half, axis=1)).all():
+        names[2:] = [f"a_{row}{column + 1}" for row in (1, 2) for column in range(half)]
+    return names
 
 
 def _linear_map(coordinates: Float[AnyArray, "parts c"], wanted: int, name: str) -> LinearMap:

@@ -36,7 +36,7 @@ class Scene(NamedTuple):
     Rows that are not `present` are dummies: they make the match square and their values do not
     count. `object` is the truth where it is known: the object of each row, -1 for a dummy.
     `point_type` is what kind of part each point is, where points have kinds (faces). `presence`
-    says which objects are there (and in which state, see `inference.presence`), where that is known
+    says which objects are there (and in which state), where that is known
     and the program has a site for it.
     """
 

@@ -54,10 +54,16 @@ class Posterior(NamedTuple):
 
 
 def posterior(problem: Problem) -> Posterior:
-    """Sum over every permutation, with the poses integrated out as explicit Gaussian marginals."""
-    rows = len(problem.points)
-    columns = oracle.permutations(rows)
-    log_prior = oracle.scores(problem.match_logits, columns)
+    """Sum over every permutation."""
+    columns = oracle.permutations(len(problem.points))
+    return posterior_over(problem, columns, oracle.scores(problem.match_logits, columns))
+
+
+def posterior_over(problem: Problem, columns: np.ndarray, log_prior: np.ndarray) -> Posterior:
+    """Sum over the listed matches, with the poses integrated out as explicit Gaussian marginals.
+
+    A match is the column of each row; `log_prior` is normalised here.
+    """
     columns, log_prior = columns[log_prior > -np.inf], log_prior[log_prior > -np.inf]
     known: dict[tuple, tuple[float, np.ndarray, np.ndarray]] = {}
     objects_of = []
@@ -93,7 +99,7 @@ def posterior(problem: Problem) -> Posterior:
     best = int(log_weight.argmax())
     return Posterior(
         log_evidence,
-        np.einsum("c,cmn->mn", probs, oracle.as_matrices(columns, rows)),
+        np.einsum("c,cmn->mn", probs, oracle.as_matrices(columns, len(problem.owner))),
         np.array(means),
         np.array(covariances),
         partitions,

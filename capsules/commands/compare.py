@@ -60,8 +60,8 @@ def compare(
     """
     from rich.console import Console
 
-    from capsules.compare import compare as run
-    from capsules.compare import render
+    from capsules.experiments.compare import compare as run
+    from capsules.experiments.compare import render
     from capsules.methods import methods_for
 
     scene = stored_scene(scenes, index)

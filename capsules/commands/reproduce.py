@@ -70,11 +70,12 @@ def reproduce(
 ) -> None:
     """Make the tables of the paper: its numbers, and ours beside them.
 
-    Each cell has the paper's number, ours under the settings of the paper's
-    text, and ours under our defaults. Faces are drawn ones, not the paper's
-    photographs, which are not ours to ship. The tables are printed and written
-    to DIR as Markdown, CSV and a figure. What was computed is kept there: the
-    same command goes on after an interruption and ends in the same numbers.
+    Each cell has the paper's number and ours: under the settings of the paper's
+    text, under those of the code published with it, and by default. Faces are
+    drawn ones, not the paper's photographs, which are not ours to ship. The
+    tables are printed and written to DIR as Markdown, CSV and a figure. What was
+    computed is kept there: the same command goes on after an interruption and
+    ends in the same numbers.
 
     [bold]Examples[/bold]
 

@@ -27,6 +27,9 @@ BLOCK = 256
 MAIN_BETA = 0.05
 """Initial beta of the paper's main table."""
 
+PRESET_NAMES = ("paper", "published", "default")
+"""Settings that a method is run with, where it has them."""
+
 
 class Cell(NamedTuple):
     """A method under a preset, with an initial beta where it has one, at one noise level."""
@@ -71,8 +74,8 @@ def study_cells(study: str, methods: Sequence[str], weights: Path | None = None)
         )
         for sigma in SIGMAS
         for method in methods
-        for preset in ("paper", "default")
-        if preset == "default" or method in PRESETS["paper"]
+        for preset in PRESET_NAMES
+        if preset == "default" or method in PRESETS[preset]
     ]
     betas = [
         Cell(method, preset, beta, sigma)
@@ -80,7 +83,7 @@ def study_cells(study: str, methods: Sequence[str], weights: Path | None = None)
         for method in methods
         if method in ("ds", "gmm")
         for beta in BETAS
-        for preset in ("paper", "default")
+        for preset in PRESET_NAMES
     ]
     cells = {"table1": main, "beta": betas, "mask": betas, "all": main + betas}[study]
     return list(dict.fromkeys(cells))
@@ -189,7 +192,12 @@ def _options(cell: Cell) -> dict[str, Any]:
         return {}
     preset = PRESETS[cell.preset].get(cell.method, Preset({})).options
     schedule: Schedule = preset.get("schedule", Schedule())
-    return {"schedule": schedule._replace(beta_start=cell.beta)}
+    if cell.preset != "published":
+        return {"schedule": schedule._replace(beta_start=cell.beta)}
+    if cell.method == "ds":
+        return {"beta_start": cell.beta}
+    # The published mixture does not anneal: its beta stays where it begins.
+    return {"schedule": schedule._replace(beta_start=cell.beta, beta_max=cell.beta)}
 
 
 def _joined(blocks: Sequence[dict[str, np.ndarray]], num_scenes: int) -> Numbers:

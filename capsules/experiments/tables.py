@@ -35,7 +35,12 @@ TITLES = {
     "vi": "VI ↓",
     "scene_accuracy": "scene acc. ↑",
 }
-PRESETS = {"paper": "paper's settings", "default": "our defaults"}
+PRESETS = {
+    "paper": "the text's settings",
+    "published": "the published code's settings",
+    "default": "our defaults",
+}
+LINES = {"paper": "--", "published": "-.", "default": "-"}
 CCAE = {"paper": "its predictions", "default": "trained by us"}
 """What the columns of presets are for CCAE, of which there is one setting."""
 
@@ -215,7 +220,7 @@ def markdown(report: Report) -> str:
         lines += ["| " + " | ".join(line) + " |" for line in lines_at(report, sigma)]
         lines.append("")
     if report.tests:
-        lines += ["## Paired t-tests, paper's settings", "", "Mean difference over scenes.", ""]
+        lines += ["## Paired t-tests, the text's settings", "", "Mean difference over scenes.", ""]
         lines += ["| σ | methods | SA | ARI | VI |", "| --- " * 5 + "|"]
         lines += ["| " + " | ".join(line) + " |" for line in report.tests]
         lines.append("")
@@ -277,7 +282,7 @@ def _panel(ax: Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
                 "label": f"{name}, paper",
             }
             ax.plot(x, y, color=colour, marker=marker, **style)
-        for preset, line in (("paper", "--"), ("default", "-")):
+        for preset, line in LINES.items():
             some = [row for row in own if preset in row.ours]
             if some:
                 y = [row.ours[preset][metric].mean for row in some]

@@ -11,7 +11,8 @@ from inference.diagnostics.metrics import (
 )
 from inference.diagnostics.posterior_draws import draws_of
 from inference.diagnostics.readout import most_probable_match, poses_given_match, similarity_of
-from inference.diagnostics.to_arviz import summary, to_arviz
+from inference.diagnostics.to_arviz import to_arviz
+from inference.posterior.arviz_api import summary
 
 __all__ = [
     "GOOD_K",

@@ -23,6 +23,7 @@ from scipy.special import logsumexp
 from inference.diagnostics.neighbours import neighbouring_frames
 from inference.diagnostics.posterior_draws import draws_of
 from inference.posterior import symmetry
+from inference.posterior.arviz_api import pareto_k
 from inference.posterior.densities import flat, latent_supports, log_joint
 from inference.posterior.poses import is_site
 from inference.posterior.relabel import Frame
@@ -111,14 +112,11 @@ def local_optima(program: Program, scene: Scene, rng_key: Array, num_restarts: i
 
 def weigh(log_weights: Float[np.ndarray, " draws"]) -> Trust:
     """Pareto k, evidence and effective draws of some log weights."""
-    import arviz as az  # slow to import, and the commands start without it
-
     count = len(log_weights)
     shifted = np.exp(log_weights - log_weights.max())
     mean = shifted.mean()
-    _, pareto_k = az.psislw(log_weights.copy())
     return Trust(
-        pareto_k=float(pareto_k),
+        pareto_k=pareto_k(log_weights),
         log_evidence=float(logsumexp(log_weights) - np.log(count)),
         standard_error=float(shifted.std(ddof=1) / mean / np.sqrt(count)),
         effective_draws=float(shifted.sum() ** 2 / (shifted**2).sum()),

@@ -1,7 +1,7 @@
-"""A result of any method as ArviZ's InferenceData, with names for every dimension.
+"""A result of any method as ArviZ's InferenceData or DataTree, with names for every dimension.
 
-posterior             pose (object, pose_dim), match (point, part), discrete sites with an entry for
-                      each object, such as presence, (object), other sites as they are
+posterior             pose (object, pose_dim), discrete sites with an entry for each object, such
+                      as presence, (object), other sites as they are; match (point, part) if asked
 log_likelihood        points (point): log p(point | all other points, draw), match summed out
 observed_data         points (point, feature)
 constant_data         owner (part): the object of each part, "background" for slots of clutter
@@ -11,7 +11,7 @@ sample_stats          lp, the log density of the program with the match summed o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from inference.diagnostics.posterior_draws import draws_of
 from inference.posterior import symmetry
+from inference.posterior.arviz_api import Data, Group, make_data
 from inference.posterior.densities import (
     Draws,
     flat,
@@ -33,12 +34,9 @@ from inference.posterior.relabel import Frame, frame_of, sites_of_objects
 from inference.posterior.relabel import relabel as relabel_draws
 from inference.result import Result
 from models.errors import InputError
+from models.geometry import pose_names
 from models.program.sites import Program
 from models.templates import SHAPES, Parts, object_names, shapes, stack
-
-if TYPE_CHECKING:
-    import arviz as az
-
 
 BACKGROUND = "background"
 """What slots for clutter belong to, which is no object."""
@@ -55,8 +53,12 @@ def to_arviz(
     reference: Result | Frame | None = None,
     names: Sequence[str] | None = None,
     predictive: bool = True,
-) -> "az.InferenceData":
-    """A result for one scene as InferenceData.
+    match: bool = False,
+) -> Data:
+    """A result for one scene as ArviZ keeps it.
+
+    That is an InferenceData with ArviZ 0.23 and a DataTree with ArviZ 1.x; the groups, the names
+    and the numbers are the same.
 
     Args:
         result: of any method that samples, approximates or sums.
@@ -71,9 +73,9 @@ def to_arviz(
         names: what to call the objects; by default the shapes that they have, or numbers.
         predictive: draw from the prior, and points anew from prior and posterior. False leaves
             these groups out, which is quicker; R-hat, LOO and comparisons do not need them.
+        match: have the match in `posterior` and `prior` too, as zeros and ones for each pair of a
+            point and a part: many numbers, which would fill the screen of `az.summary`.
     """
-    import arviz as az  # slow to import, and the commands start without it
-
     draw_key, prior_key, points_key, again_key = jax.random.split(rng_key, 4)
     draws = draws_of(program, result, draw_key, num_samples, num_chains)
     scene = result.scene
@@ -92,54 +94,30 @@ def to_arviz(
     by_point = by_chain(log_likelihood_by_point(program, scene, drawn)[:, present])
     parts = likelihood_at(program, scene, {}).parts
     coords = coordinates(parts, present, names)
-    dims = {
-        "pose": ["object", "pose_dim"],
-        "match": ["point", "part"],
-        "part_probs": ["part"],
-        "owner": ["part"],
-    } | {name: ["object"] for name in sites_of_objects(draws)}
-    data = az.from_dict(
-        posterior=_sites(draws, present),
-        sample_stats={"lp": lp} | dict(result.sample_stats or {}),
-        constant_data={"owner": np.array([*coords["object"], BACKGROUND])[parts.owner]},
-        coords=coords,
-        dims=dims,
-    )
-    # The same name has other dimensions in other groups.
-    observed = {"points": np.asarray(scene.points)[present]}
+    dims = {"pose": ["object", "pose_dim"], "match": ["point", "part"], "part_probs": ["part"]} | {
+        name: ["object"] for name in sites_of_objects(draws)
+    }
     points = {"points": ["point", "feature"]}
-    data.extend(az.from_dict(observed_data=observed, coords=coords, dims=points))
+    owner = np.array([*coords["object"], BACKGROUND])[parts.owner]
+    observed = np.asarray(scene.points)[present]
+    groups = {
+        "posterior": Group(_sites(draws, present, match), dims, _attributes(result, relabel)),
+        "sample_stats": Group({"lp": lp} | dict(result.sample_stats or {}), {}),
+        "log_likelihood": Group({"points": by_point}, {"points": ["point"]}),
+        "observed_data": Group({"points": observed}, points),
+        "constant_data": Group({"owner": owner}, {"owner": ["part"]}),
+    }
     if predictive:
         prior = prior_draws(program, scene, prior_key, num_samples)
         again = by_chain(replicate(program, scene, drawn, again_key)[:, present])
         anew = replicate(program, scene, prior, points_key)[None][:, :, present]
-        prior_sites = _sites({name: x[None] for name, x in prior.items()}, present)
-        data.extend(az.from_dict(prior=prior_sites, coords=coords, dims=dims))
-        data.extend(
-            az.from_dict(
-                posterior_predictive={"points": again},
-                prior_predictive={"points": anew},
-                coords=coords,
-                dims=points,
-            )
-        )
-    data.extend(
-        az.from_dict(log_likelihood={"points": by_point}, coords=coords, dims={"points": ["point"]})
-    )
-    data.posterior.attrs |= _attributes(result, relabel)
-    return data
-
-
-def summary(data: "az.InferenceData", **options: Any) -> Any:  # a pandas.DataFrame
-    """`az.summary`, without its warnings for what never changes.
-
-    An entry of `match` that is the same in all draws has no R-hat: 0 / 0, of which NumPy warns.
-    Its R-hat is NaN here as it is there.
-    """
-    import arviz as az  # slow to import, and the commands start without it
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return az.summary(data, **options)
+        prior_sites = _sites({name: x[None] for name, x in prior.items()}, present, match)
+        groups |= {
+            "prior": Group(prior_sites, dims),
+            "prior_predictive": Group({"points": anew}, points),
+            "posterior_predictive": Group({"points": again}, points),
+        }
+    return make_data(groups, coords)
 
 
 def coordinates(
@@ -158,7 +136,7 @@ def coordinates(
         "object": names,
         "part": [f"{owners[k]}, part {i}" for k, i in zip(owner, number, strict=True)],
         "point": np.flatnonzero(present),
-        "pose_dim": np.arange(parts.pose_dim),
+        "pose_dim": pose_names(np.asarray(parts.F)),
         "feature": np.arange(parts.num_features),
     }
 
@@ -177,10 +155,13 @@ def _shape_names(parts: Parts) -> list[str]:
     return object_names([name_of(k) for k in range(parts.num_objects)])
 
 
-def _sites(draws: Draws, present: np.ndarray) -> Mapping[str, np.ndarray]:
+def _sites(draws: Draws, present: np.ndarray, match: bool) -> Mapping[str, np.ndarray]:
     """Sites as ArviZ takes them: the match as zeros and ones, for the points alone."""
-    matrix = match_matrix(np.asarray(draws["match"]))[..., present, :]
-    return {name: np.asarray(x) for name, x in draws.items()} | {"match": matrix.astype(np.int8)}
+    sites = {name: np.asarray(x) for name, x in draws.items() if name != "match"}
+    if match:
+        matrix = match_matrix(np.asarray(draws["match"]))[..., present, :]
+        sites["match"] = matrix.astype(np.int8)
+    return sites
 
 
 def _attributes(result: Result, relabelled: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from scipy.special import expit
 
 from guides.meanfield import PoseFactor
 from inference.mcmc.conditionals import Sites, integrated
+from inference.posterior.arviz_api import mcse
 from inference.posterior.densities import marginal_prior_draws
 from models.errors import InputError
 from models.program.marginal import marginal, tempered
@@ -220,7 +221,5 @@ def bridge(
         up, down = expit(lower - c), expit(c - upper)
         slope = (up * (1 - up) + down * (1 - down)).mean()
         influence += (up - down) / slope
-    import arviz as az  # slow to import, and the commands start without it
-
-    error = 0.0 if np.ptp(influence) == 0 else float(az.mcse(influence, method="mean"))
+    error = 0.0 if np.ptp(influence) == 0 else mcse(influence)
     return np.asarray(evidence), np.asarray(error)

@@ -13,6 +13,7 @@ from numpyro.handlers import seed, trace
 from inference.conditions.combine import ranked
 from inference.conditions.sets import discrete_sites, possible_values
 from inference.posterior import symmetry
+from inference.posterior.arviz_api import rhat
 from inference.posterior.densities import computed, flat, log_joint_by_value
 from inference.posterior.relabel import frame_at_match, relabel
 from inference.result import Result, grouping_of
@@ -144,15 +145,13 @@ def _discrete_details(name: str, drawn: Int[np.ndarray, "chains draws ..."]) -> 
 
 def largest_r_hat(values: Float[np.ndarray, "chains draws *rest"]) -> float:
     """Largest rank-normalised split R-hat; what all chains have the same value of counts as 1."""
-    import arviz as az  # slow to import, and the commands start without it
-
     if len(values) == 1:  # a chain alone is held against itself
         half = values.shape[1] // 2
         values = values[:, : 2 * half].reshape(2, half, *values.shape[2:])
     by_value = np.moveaxis(values.reshape(*values.shape[:2], -1), -1, 0)
     moving = [x for x in by_value if np.ptp(x) > 0]
     with np.errstate(divide="ignore", invalid="ignore"):  # chains that each stand still
-        r_hats = np.array([1.0, *(az.rhat(x) for x in moving)])
+        r_hats = np.array([1.0, *(rhat(x) for x in moving)])
     return float(np.nan_to_num(r_hats, nan=np.inf).max())
 
 

@@ -1,5 +1,5 @@
 """RANSAC: hypotheses from small tuples of points, and the cheapest cover of the scene by them."""
 
-from inference.ransac.search import PUBLISHED, run
+from inference.ransac.search import PAPER, PUBLISHED, run
 
-__all__ = ["PUBLISHED", "run"]
+__all__ = ["PAPER", "PUBLISHED", "run"]

@@ -1,6 +1,6 @@
 """Constraints on match matrices, and the bijection onto doubly stochastic ones."""
 
-import math
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,14 @@ class _Assignment(constraints._SingletonConstraint):
 
 
 class _PermutationMatrix(_Assignment):
-    """Entries 0 or 1, a single 1 in every row and every column."""
+    """Entries 0 or 1, a single 1 in every row and at most one in every column.
 
-    def __call__(self, x: Float[Array, "*batch N N"]) -> Bool[Array, "*batch"]:
-        return super().__call__(x) & _sums_to_one(_concrete(x), axis=-2)
+    With as many rows as columns that is a permutation matrix.
+    """
+
+    def __call__(self, x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
+        columns = _concrete(x).sum(axis=-2)
+        return super().__call__(x) & (columns < 1.0 + _SUM_TOLERANCE).all(axis=-1)
 
 
 class _DoublyStochastic(constraints._SingletonConstraint):
@@ -119,15 +123,10 @@ def _biject_to_doubly_stochastic(
     return DoublyStochasticTransform()
 
 
-def all_permutation_matrices(size: int) -> Float[np.ndarray, "size! size size"]:
-    """Every permutation matrix, in lexicographic order of the columns that the rows have."""
-    columns = np.zeros((1, 0), int)
-    for length in range(size):
-        # Insert the next row's column at every rank among those already placed.
-        rank = np.repeat(np.arange(length + 1), math.factorial(length))
-        rest = np.tile(columns, (length + 1, 1))
-        columns = np.concatenate([rank[:, None], rest + (rest >= rank[:, None])], axis=1)
-    return np.eye(size)[columns]
+def all_injection_matrices(rows: int, columns: int) -> Float[np.ndarray, "count rows columns"]:
+    """Every way to give each row a column of its own, in lexicographic order of those columns."""
+    listed = list(itertools.permutations(range(columns), rows))
+    return np.eye(columns)[np.array(listed, int).reshape(-1, rows)]
 
 
 def _concrete(x: Float[AnyArray, "*batch M N"]) -> Float[AnyArray, "*batch M N"]:

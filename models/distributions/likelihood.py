@@ -25,9 +25,9 @@ Noise = Callable[[Float[Array, "*shape"], Float[Array, "*shape"]], Distribution]
 
 
 class MatchedParts(Distribution):
-    r"""The points of a scene, given which part each of them is (eq. p_X).
+    """The points of a scene, given which part each of them is (eq. p_X).
 
-    .. math:: p(X \mid Y, Z) = \prod_{mn} N(x_m \mid F_n y + m_n, D_n / (\lambda\beta))^{z_{mn}}
+        p(X | Y, Z) = prod_mn Normal(x_m | F_n y + m_n, D_n / (lambda beta))^z_mn
 
     `pair_log_likelihood` is the one place that says how well a point fits a part. All else is made
     of that table, here and where the match is summed out, so a subclass that overrides it changes
@@ -167,9 +167,9 @@ class MatchedParts(Distribution):
 
 
 class MarginalParts(Distribution):
-    r"""The points of a scene with the match summed out under its prior.
+    """The points of a scene with the match summed out under its prior.
 
-    .. math:: p(X \mid Y) = \sum_Z p(Z)\, p(X \mid Y, Z)
+        p(X | Y) = sum_Z p(Z) p(X | Y, Z)
 
     For a prior over permutations it is a ratio of permanents, for a mixture a sum for each point.
 

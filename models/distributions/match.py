@@ -1,11 +1,15 @@
 """Match distributions: which point is which part.
 
-A match is an N x N matrix of zeros and ones, row m a point (or a dummy row for a missing one),
-column n a part. Three families, all with batch shapes:
+A match is a matrix of zeros and ones, row m a point (or a dummy row for a missing one), column n a
+part. Three families, all with batch shapes:
 
 - `DoublyStochasticMatch(probs)`, the paper's relaxation p_DS (eq. p_Z_approx),
-- `PermutationMatch(logits)`, the Gibbs distribution over permutation matrices, exact up to N = 20,
+- `PermutationMatch(logits)`, the Gibbs distribution over permutation matrices, or over injections
+  of fewer rows; exact up to 20 rows,
 - `MixtureMatch(logits)`, each point independent of the others (eq. p_Z).
+
+None of them says `has_enumerate_support`: NumPyro's automatic enumeration puts the *numbers* of the
+values in their place, which would be silently wrong for a matrix. `enumerate_support` lists them.
 
 All three are exponential families in the match, so a likelihood sum_mn z_mn C_mn keeps the
 posterior of the match in the family: `tilt(C)` is that posterior, and
@@ -14,28 +18,28 @@ posterior of the match in the family: `tilt(C)` is that posterior, and
 """
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
-from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
-from numpyro.distributions import Binomial, CategoricalLogits, Distribution
+from jaxtyping import Array, Float, Int
+from numpyro.distributions import Distribution
+from numpyro.distributions.distribution import ExpandedDistribution
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
 from models.distributions.constraints import (
-    all_permutation_matrices,
+    all_injection_matrices,
     assignment_matrix,
     doubly_stochastic,
     log_weight_matrix,
     permutation_matrix,
 )
 from models.errors import InputError
-from models.numerics.arrays import AnyArray
 from models.numerics.assignment import best_assignment, birkhoff_draw
+from models.numerics.bethe import bethe_marginals, fill, log_bethe_permanent
 from models.numerics.permanent import injection_marginals, log_permanent, sample_injection
 
 MAX_ENUMERATED = 50_000
@@ -44,8 +48,6 @@ MAX_ENUMERATED = 50_000
 
 class _Match(Distribution):
     """What the three families share: p(Z) proportional to exp(sum_mn z_mn log_weights_mn)."""
-
-    has_enumerate_support = True
 
     def __init__(self, parameter: Float[Array, "*batch M N"], validate_args: bool | None) -> None:
         *batch, rows, columns = jnp.shape(parameter)
@@ -86,16 +88,35 @@ class _Match(Distribution):
             values = jnp.broadcast_to(values, (len(values), *self.batch_shape, *self.event_shape))
         return values
 
-    def _all_matches(self) -> Float[np.ndarray, "count N N"]:
-        size = self.event_shape[-1]
-        _refuse_long_list(math.factorial(size), f"{size}! permutation matrices")
-        return all_permutation_matrices(size)
+    def expand(self, batch_shape: tuple[int, ...]) -> Distribution:
+        shape = tuple(batch_shape)
+        return self if shape == self.batch_shape else _ExpandedMatch(self, shape)
+
+    def _all_matches(self) -> Float[np.ndarray, "count M N"]:
+        rows, columns = self.event_shape
+        what = f"{columns}!" + (f"/{columns - rows}!" if rows < columns else "")
+        _refuse_long_list(math.perm(columns, rows), f"{what} permutation matrices")
+        return all_injection_matrices(rows, columns)
+
+
+class _ExpandedMatch(ExpandedDistribution):
+    """Copies of a match distribution; NumPyro's own lists the support of scalars only."""
+
+    def expand(self, batch_shape: tuple[int, ...]) -> Distribution:
+        return _ExpandedMatch(self, tuple(batch_shape))
+
+    def enumerate_support(self, expand: bool = True) -> Float[Array, "count *batch M N"]:
+        values = self.base_dist.enumerate_support(expand=False)
+        values = values.reshape(-1, *(1,) * len(self.batch_shape), *self.event_shape)
+        if expand:
+            values = jnp.broadcast_to(values, (len(values), *self.batch_shape, *self.event_shape))
+        return values
 
 
 class DoublyStochasticMatch(_Match):
-    r"""The paper's relaxed distribution over matches with mean A (eq. p_Z_approx).
+    """The paper's relaxed distribution over matches with mean A (eq. p_Z_approx).
 
-    .. math:: p_{DS}(Z) = \prod_{mn} a_{mn}^{z_{mn}}, \qquad E[Z] = A
+        p_DS(Z) = prod_mn a_mn^z_mn,    E[Z] = A
 
     The paper characterises it by its mean and this product, and the two need care. `log_prob`,
     `entropy` and the KL to another one read the product as it is printed: normalised if the rows
@@ -155,54 +176,77 @@ class DoublyStochasticMatch(_Match):
         return PermutationMatch(self.log_weights + log_likelihood)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N N"]:
-        shape = self.shape(sample_shape)
-        probs = jnp.broadcast_to(self.probs, shape).reshape(-1, *self.event_shape)
-        columns = jax.vmap(birkhoff_draw)(jax.random.split(key, len(probs)), probs)
-        return _one_hot(columns, shape[-1]).reshape(shape)
+        return _draw_with_mean(key, self.probs, sample_shape)
 
 
 class PermutationMatch(_Match):
-    r"""The Gibbs distribution over permutation matrices, with everything exact.
+    """The Gibbs distribution over permutation matrices, or over injections of fewer rows.
 
-    .. math:: p(Z) = \exp(\textstyle\sum_{mn} z_{mn} \theta_{mn}) / \mathrm{perm}(e^\theta)
+        p(Z) = exp(sum_mn z_mn theta_mn) / perm(exp(theta))
 
-    The normaliser is a permanent, by dynamic programming over 2^N subsets; the mean is its
-    gradient; draws walk the same tables back.
+    Every row has a column of its own, and columns may stay free where there are more of them. The
+    normaliser is a permanent, by dynamic programming over the 2^M subsets of rows; the mean is its
+    gradient; draws walk the same tables back. That is exact, for up to 20 rows.
+
+    With `normalizer="bethe"` there may be any number of rows. The normaliser is then the Bethe
+    permanent, a lower bound, so that `log_prob` is an upper bound on the true one; the mean has the
+    marginals of belief propagation, and draws are matches with that mean, but not with the joint
+    distribution. The mode is exact with either.
 
     Args:
-        logits: theta, (..., N, N); -inf forbids a pair.
+        logits: theta, (..., M, N) with M <= N; -inf forbids a pair.
+        normalizer: "exact" or "bethe".
     """
 
     arg_constraints: ClassVar = {"logits": log_weight_matrix}
     support = permutation_matrix
+    pytree_aux_fields = ("normalizer",)
 
     def __init__(
-        self, logits: Float[Array, "*batch N N"], *, validate_args: bool | None = None
+        self,
+        logits: Float[Array, "*batch M N"],
+        *,
+        normalizer: Literal["exact", "bethe"] = "exact",
+        validate_args: bool | None = None,
     ) -> None:
-        _check_square(logits, "logits")
+        shape = jnp.shape(logits)
+        if len(shape) < 2 or shape[-2] > shape[-1]:
+            raise InputError(
+                "match logits must be a matrix with at most as many rows as columns, got shape "
+                f"{shape}; put the smaller side in rows, or add a column for each row that may "
+                "stay without a match"
+            )
+        if normalizer not in ("exact", "bethe"):
+            raise InputError(f"the normalizer must be 'exact' or 'bethe', got {normalizer!r}")
         self.logits = logits
+        self.normalizer = normalizer
         super().__init__(logits, validate_args)
 
     @property
     def log_normalizer(self) -> Float[Array, "*batch"]:
-        return log_permanent(self.logits)
+        log_sum = log_permanent if self.normalizer == "exact" else log_bethe_permanent
+        return log_sum(jnp.asarray(self.logits))
 
     @property
-    def mean(self) -> Float[Array, "*batch N N"]:
-        return injection_marginals(self.logits)
+    def mean(self) -> Float[Array, "*batch M N"]:
+        marginals = injection_marginals if self.normalizer == "exact" else bethe_marginals
+        return marginals(jnp.asarray(self.logits))
 
-    def tilt(self, log_likelihood: Float[Array, "*batch N N"]) -> "PermutationMatch":
-        return PermutationMatch(self.logits + log_likelihood)
+    def tilt(self, log_likelihood: Float[Array, "*batch M N"]) -> "PermutationMatch":
+        return PermutationMatch(self.logits + log_likelihood, normalizer=self.normalizer)
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N N"]:
-        columns = sample_injection(key, self.logits, sample_shape)
-        return _one_hot(columns, self.event_shape[-1])
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape M N"]:
+        if self.normalizer == "exact":
+            columns = sample_injection(key, self.logits, sample_shape)
+            return _one_hot(columns, self.event_shape[-1])
+        square = jnp.moveaxis(fill(jnp.moveaxis(self.mean, (-2, -1), (0, 1))), (0, 1), (-2, -1))
+        return _draw_with_mean(key, square, sample_shape)[..., : self.event_shape[0], :]
 
 
 class MixtureMatch(_Match):
-    r"""Every point has its part independently of the others (eq. p_Z).
+    """Every point has its part independently of the others (eq. p_Z).
 
-    .. math:: p(Z) = \prod_m \mathrm{Cat}(z_m \mid \mathrm{softmax}(\theta_m))
+        p(Z) = prod_m Categorical(z_m | softmax(theta_m))
 
     Two points may share a part; dummy rows stay at the prior and mean nothing.
 
@@ -250,80 +294,6 @@ class MixtureMatch(_Match):
         return np.eye(columns)[grid]
 
 
-def uniform_probs(num_parts: int) -> Float[Array, "N N"]:
-    """a = 1/N: no point prefers any part."""
-    return jnp.asarray(np.full((num_parts, num_parts), 1.0 / num_parts))
-
-
-def typed_probs(
-    point_type: Int[Array, " N"], present: Bool[Array, " N"], part_type: Int[Array, " N"]
-) -> Float[Array, "N N"]:
-    """A prior under which points only meet parts of their own type, all of them equally.
-
-    A point of a type that has K parts meets each with 1/K. Dummy rows share out what the points
-    leave: they are alike, so each takes the same share of a column.
-    """
-    same = (point_type[:, None] == part_type) & present[:, None]
-    parts_of_type = (part_type[:, None] == part_type).sum(axis=0)
-    points = same / parts_of_type
-    num_dummies = jnp.maximum((~present).sum(), 1)
-    # Counted in whole numbers: nothing is left of a full column, not even a rounding error.
-    dummy = (parts_of_type - same.sum(axis=0)) / (parts_of_type * num_dummies)
-    return jnp.where(present[:, None], points, dummy)
-
-
-def presence_logits(
-    presence: Bool[Array, " K"] | Int[Array, " K"],
-    visibility: ArrayLike,
-    present: Bool[Array, " N"],
-    owner: Int[AnyArray, " N"],
-    clutter_prob: ArrayLike = 0.5,
-) -> Float[Array, "N N"]:
-    """Log weights of a match prior under which points are parts of present objects, or clutter.
-
-    A part of a present object is seen with probability `visibility`, and a slot for clutter is used
-    with probability `clutter_prob`; the dummy rows have the parts that are not seen, all those of
-    absent objects, and the slots that are not used.
-    """
-    here = jnp.append(jnp.asarray(presence, bool), True)[owner]  # the background always is
-    prob = jnp.append(jnp.full(len(presence), visibility), clutter_prob)[owner]
-    seen = jnp.where(here, jnp.log(prob), -jnp.inf)
-    unseen = jnp.where(here, jnp.log1p(-prob), 0.0)
-    return jnp.where(present[:, None], seen, unseen)
-
-
-def point_count(
-    presence: Bool[Array, " K"] | Int[Array, " K"],
-    visibility: ArrayLike,
-    owner: Int[AnyArray, " N"],
-    clutter_prob: ArrayLike = 0.5,
-) -> Distribution:
-    """How many points a scene has: parts of present objects that are seen, and slots in use.
-
-        Binomial(parts of present objects, visibility) + Binomial(slots, clutter_prob)
-
-    With `presence_logits` it makes every part and every slot independent of the others.
-    """
-    num_objects = len(presence)
-    there = jnp.append(jnp.asarray(presence) > 0, False)[owner].sum()
-    seen = Binomial(there, visibility)
-    slots = int(np.sum(np.asarray(owner) == num_objects))
-    if not slots:
-        return seen
-    used = jnp.arange(slots + 1)
-    rest = jnp.arange(len(owner) + 1)[:, None] - used
-    possible = (rest >= 0) & (rest <= there)
-    log_prob = seen.log_prob(jnp.where(possible, rest, there))
-    log_prob = jnp.where(possible, log_prob, -jnp.inf) + Binomial(slots, clutter_prob).log_prob(
-        used
-    )
-    # A count that is impossible has log probability -inf, of which there must be no slope.
-    some = possible.any(axis=1)
-    logits = logsumexp(jnp.where(some[:, None], log_prob, 0.0), axis=1)
-    # NumPyro's check of logits refuses counts that are impossible.
-    return CategoricalLogits(jnp.where(some, logits, -jnp.inf), validate_args=False)
-
-
 @jax.jit
 def weighted_sum(
     match: Float[Array, "*batch M N"], weights: Float[Array, "*batch M N"]
@@ -345,6 +315,16 @@ def _one_hot(columns: Int[Array, "*batch M"], size: int) -> Float[Array, "*batch
     return jax.nn.one_hot(columns, size, dtype=float)
 
 
+def _draw_with_mean(
+    key: Array, probs: Float[Array, "*batch N N"], sample_shape: tuple[int, ...]
+) -> Float[Array, "*shape N N"]:
+    """Permutation matrices with a given mean."""
+    shape = (*sample_shape, *probs.shape)
+    every = jnp.broadcast_to(probs, shape).reshape(-1, *shape[-2:])
+    columns = jax.vmap(birkhoff_draw)(jax.random.split(key, len(every)), every)
+    return _one_hot(columns, shape[-1]).reshape(shape)
+
+
 def _check_square(parameter: Float[Array, "*batch N N"], name: str) -> None:
     shape = jnp.shape(parameter)
     if len(shape) < 2 or shape[-1] != shape[-2]:
@@ -363,12 +343,10 @@ def _refuse_long_list(count: int, what: str) -> None:
         )
 
 
-def _kl_of_rows(
-    q: DoublyStochasticMatch, p: DoublyStochasticMatch | MixtureMatch
-) -> Float[Array, "*batch"]:
-    """sum r log(r / a) (eq. KL_Z): the KL of independent rows."""
+def _kl_to_rows(q: _Match, p: DoublyStochasticMatch | MixtureMatch) -> Float[Array, "*batch"]:
+    """KL to independent rows; for two of them it is sum r log(r / a) (eq. KL_Z)."""
     log_p = p.log_weights if isinstance(p, DoublyStochasticMatch) else jax.nn.log_softmax(p.logits)
-    return -q.entropy() - weighted_sum(q.probs, log_p)
+    return -q.entropy() - weighted_sum(q.mean, log_p)
 
 
 def _kl_bound(q: DoublyStochasticMatch, p: PermutationMatch) -> Float[Array, "*batch"]:
@@ -389,8 +367,23 @@ def _kl_same_family(q: _Match, p: _Match) -> Float[Array, "*batch"]:
     return difference - q.log_normalizer + p.log_normalizer
 
 
-kl_divergence.add((DoublyStochasticMatch, DoublyStochasticMatch), _kl_of_rows)
-kl_divergence.add((DoublyStochasticMatch, MixtureMatch), _kl_of_rows)
-kl_divergence.add((DoublyStochasticMatch, PermutationMatch), _kl_bound)
-kl_divergence.add((PermutationMatch, PermutationMatch), _kl_same_family)
-kl_divergence.add((MixtureMatch, MixtureMatch), _kl_same_family)
+def _no_kl(q: MixtureMatch, p: PermutationMatch) -> Float[Array, "*batch"]:
+    raise InputError(
+        "the KL divergence of a MixtureMatch from a PermutationMatch is infinite: under a mixture "
+        "two rows may have one column, which a permutation forbids; use a MixtureMatch for both, "
+        "or a DoublyStochasticMatch for the first"
+    )
+
+
+for _first, _second, _divergence in (
+    (DoublyStochasticMatch, DoublyStochasticMatch, _kl_to_rows),
+    (DoublyStochasticMatch, MixtureMatch, _kl_to_rows),
+    (DoublyStochasticMatch, PermutationMatch, _kl_bound),
+    (PermutationMatch, DoublyStochasticMatch, _kl_to_rows),
+    (PermutationMatch, MixtureMatch, _kl_to_rows),
+    (PermutationMatch, PermutationMatch, _kl_same_family),
+    (MixtureMatch, DoublyStochasticMatch, _kl_to_rows),
+    (MixtureMatch, MixtureMatch, _kl_same_family),
+    (MixtureMatch, PermutationMatch, _no_kl),
+):
+    kl_divergence.add((_first, _second), _divergence)

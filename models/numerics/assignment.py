@@ -8,8 +8,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 
-def best_assignment(scores: Float[Array, "*batch N N"]) -> Int[Array, "*batch N"]:
-    """The column of each row in the permutation of the highest total score."""
+def best_assignment(scores: Float[Array, "*batch M N"]) -> Int[Array, "*batch M"]:
+    """The column of each row in the match of the highest total score; there are M <= N rows."""
     finite = jnp.isfinite(scores)
     low = jnp.where(finite, scores, jnp.inf).min(axis=(-2, -1), keepdims=True)
     high = jnp.where(finite, scores, -jnp.inf).max(axis=(-2, -1), keepdims=True)

@@ -187,5 +187,6 @@ def _check_shape(shape: tuple[int, ...]) -> None:
     if shape[-2] > MAX_ROWS:
         raise InputError(
             f"a permanent over {shape[-2]} rows needs 2^{shape[-2]} = {2 ** shape[-2]:,} sums, "
-            f"more than the limit of 2^{MAX_ROWS}; use the doubly stochastic or mixture match"
+            f"more than the limit of 2^{MAX_ROWS}; use the doubly stochastic or mixture match, or "
+            "a PermutationMatch with normalizer='bethe'"
         )

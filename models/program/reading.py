@@ -19,6 +19,7 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.util import is_identically_one
 
 from models.distributions.likelihood import MatchedParts
+from models.distributions.match import PermutationMatch
 from models.errors import ConjugacyError
 from models.numerics.arrays import AnyArray
 from models.program.sites import (
@@ -150,6 +151,8 @@ def pieces(
             described(match_prior),
             " or ".join(family.__name__ for family in MATCH_FAMILIES) + " itself",
         )
+    if isinstance(match_prior, PermutationMatch):
+        _check_exact_and_square(match_prior)
     pose_mean, pose_covariance = normal_moments(sites["pose"]["fn"])
     if len(pose_mean) != likelihood.parts.num_objects:
         raise ConjugacyError(
@@ -252,6 +255,18 @@ def _is_factor(sites: Mapping[str, Site], name: str) -> bool:
         used = getattr(sites["points"]["fn"], "precision", None) if "points" in sites else None
         return type(prior) is dist.Gamma and prior.shape() == () and used is value
     return type(prior) is dist.Dirichlet and len(prior.shape()) == 1
+
+
+def _check_exact_and_square(prior: PermutationMatch) -> None:
+    """The closed forms have a column for each row and the exact normaliser."""
+    rows, columns = prior.event_shape
+    if rows != columns or prior.normalizer != "exact":
+        raise ConjugacyError(
+            "match",
+            f"a PermutationMatch of {rows} rows and {columns} columns with the normalizer "
+            f"{prior.normalizer!r}",
+            "a row for each part, dummy rows for missing points, and the normalizer 'exact'",
+        )
 
 
 def _check_latent(sites: Mapping[str, Site], name: str) -> None:

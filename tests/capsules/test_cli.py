@@ -18,7 +18,7 @@ from capsules import cli
 from capsules.experiments.generator import sample_scenes
 from capsules.files.paths import whole_file
 from capsules.files.scenes import load_scenes, save_scenes
-from capsules.methods import METHODS, infer, program_of
+from capsules.methods import METHODS, PRESETS, infer, program_of
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, same_partition, score
 from models.constellation import published_mixture
 from models.errors import InputError
@@ -323,6 +323,15 @@ def test_a_preset_says_the_options_and_a_call_goes_before_it(monkeypatch):
     infer("ds", SCENES, preset="paper", num_restarts=7)
     assert given == {"init_strategy": "uniform", "num_restarts": 7}
     assert program_of("gmm", preset="published").func is published_mixture
+
+
+def test_the_presets_of_ransac_have_the_tolerance_of_the_text_and_of_the_code():
+    """The text compares the distance with 0.1, the published code the squared distance."""
+    tolerance = {
+        name: PRESETS[name]["ransac"].options["tolerance"] for name in ("paper", "published")
+    }
+    assert tolerance["paper"] == 0.1
+    assert tolerance["published"] ** 2 == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("method", METHODS)

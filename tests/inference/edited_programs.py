@@ -27,12 +27,8 @@ from numpyro.distributions.transforms import AffineTransform
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import (
-    DoublyStochasticMatch,
-    MixtureMatch,
-    PermutationMatch,
-    presence_logits,
-)
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.distributions.match_priors import presence_logits
 from models.scenes import Scene, make_scene
 from models.templates import shapes, stack
 from tests import oracle

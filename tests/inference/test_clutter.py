@@ -27,7 +27,7 @@ from models.constellation import (
     constellation,
     presence_constellation,
 )
-from models.distributions.match import point_count
+from models.distributions.match_priors import point_count
 from models.errors import InputError
 from models.program.marginal import marginal
 from models.program.reading import read
@@ -314,7 +314,7 @@ def test_chains_have_poses_of_objects_only(run):
     wanted = exact.run(plain(), scene)
     assert same_partition(result.labels, wanted.labels, K)
     if run is gibbs.run:
-        data = to_arviz(result, plain(), jax.random.key(0), predictive=False)
+        data = to_arviz(result, plain(), jax.random.key(0), predictive=False, match=True)
         assert data.posterior.coords["object"].values.tolist() == ["square", "triangle"]
         assert data.posterior.coords["part"].values[-1] == "background, part 1"
         assert data.constant_data["owner"].values[-C:].tolist() == ["background"] * C

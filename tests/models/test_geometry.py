@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from models.errors import InputError
-from models.geometry import DESIGNS, similarity_pose
+from models.geometry import DESIGNS, pose_names, similarity_pose
 from models.templates import stack
 
 PARTS = 3
@@ -129,6 +129,26 @@ def test_a_turn_by_hand():
     x, y, cosine, sine = np.asarray(F @ pose + offset)[0]
     np.testing.assert_allclose([x, y], [0, -1], atol=1e-15)
     np.testing.assert_allclose([cosine, -sine], [0, -1], atol=1e-15)
+
+
+NAMES = {
+    "translation": ["t_x", "t_y"],
+    "similarity": ["t_x", "t_y", "s_cos", "s_sin"],
+    "oriented_similarity": ["t_x", "t_y", "s_cos", "s_sin"],
+    "affine": ["t_x", "t_y", "a_11", "a_12", "a_21", "a_22"],
+    "affine_camera": ["t_x", "t_y", "a_11", "a_12", "a_13", "a_21", "a_22", "a_23"],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_dimensions_of_a_pose_have_names(name):
+    part = np.random.default_rng(0).normal(size=(PARTS, EXPECTED[name].coordinates))
+    F, _ = DESIGNS[name](part)
+    assert pose_names(np.asarray(F)) == NAMES[name]
+    # Further dimensions, such as the factors of a face, have numbers.
+    more = np.concatenate([F, np.random.default_rng(1).normal(size=(*F.shape[:2], 1))], axis=-1)
+    assert pose_names(more)[-1] == str(F.shape[-1])
+    assert pose_names(np.asarray(F) + 1.0) == [str(i) for i in range(F.shape[-1])]
 
 
 def test_translation_takes_points_of_any_dimension():

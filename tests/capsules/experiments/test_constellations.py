@@ -9,7 +9,14 @@ import pytest
 from rich.console import Console
 
 from capsules.experiments import constellations
-from capsules.experiments.constellations import Cell, Scenes, entries_of, run_cells, study_cells
+from capsules.experiments.constellations import (
+    Cell,
+    Scenes,
+    _options,
+    entries_of,
+    run_cells,
+    study_cells,
+)
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, PARTITION, SIGMAS, SLOTS
 from capsules.experiments.tables import comma_separated, markdown, reports, terminal_tables
@@ -126,14 +133,30 @@ def test_other_scenes_seeds_and_settings_are_kept_apart(tmp_path, tests):
 
 def test_the_cells_of_the_studies():
     main = study_cells("table1", ["gmm", "ds", "ransac", "exact"])
-    assert len(main) == 3 * (2 + 2 + 2 + 1)
+    assert len(main) == 3 * (3 + 3 + 3 + 1)
     assert {c.beta for c in main} == {0.05, None}
     betas = study_cells("beta", ["gmm", "ds", "ransac"])
-    assert len(betas) == 3 * 2 * 2 * len(BETAS)
+    assert len(betas) == 3 * 2 * 3 * len(BETAS)
     assert study_cells("mask", ["ds"]) == study_cells("beta", ["ds"])
     assert set(study_cells("all", ["ds"])) == {*study_cells("table1", ["ds"]), *betas} - {
         c for c in betas if c.method == "gmm"
     }
+
+
+def test_each_preset_takes_the_initial_beta_in_its_own_way():
+    """The published mixture does not anneal: its beta ends where it begins."""
+    found = {
+        (method, preset): _options(Cell(method, preset, 0.01, 0.0))
+        for method in ("ds", "gmm")
+        for preset in ("paper", "published", "default")
+    }
+    assert found["ds", "published"] == {"beta_start": 0.01}
+    ends = {
+        key: options["schedule"].beta_max for key, options in found.items() if "schedule" in options
+    }
+    assert ends.pop(("gmm", "published")) == 0.01
+    assert set(ends.values()) == {1.0}
+    assert all(o["schedule"].beta_start == 0.01 for o in found.values() if "schedule" in o)
 
 
 def test_the_numbers_of_the_paper():

@@ -7,12 +7,8 @@ import pytest
 
 from inference.conditions import evidence
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import (
-    DoublyStochasticMatch,
-    MixtureMatch,
-    PermutationMatch,
-    typed_probs,
-)
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.distributions.match_priors import typed_probs
 from models.program.batches import read_scenes
 from models.scenes import Scene
 from models.templates import stack

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from inference import exact
-from inference.diagnostics.to_arviz import coordinates, summary, to_arviz
+from inference.diagnostics.to_arviz import coordinates, to_arviz
+from inference.posterior.arviz_api import summary
 from inference.posterior.densities import log_likelihood_by_point
 from inference.result import Result
 from models.constellation import constellation
@@ -50,7 +51,9 @@ GROUPS = {
 
 @functools.cache
 def converted(method):
-    return to_arviz(result_of(method), program_of(method), jax.random.key(0), num_samples=100)
+    return to_arviz(
+        result_of(method), program_of(method), jax.random.key(0), num_samples=100, match=True
+    )
 
 
 SLOW = set(METHODS) - {"exact"}  # each compiles for a while
@@ -120,7 +123,7 @@ def test_netcdf_round_trip(data, tmp_path):
 def test_arviz_takes_it(data):
     summary = az.summary(data, var_names=["pose"])
     assert len(summary) == 8
-    assert summary.index[0] == "pose[triangle 1, 0]"
+    assert summary.index[0] == "pose[triangle 1, t_x]"
     loo = az.loo(data, pointwise=True)
     assert loo.n_data_points == 5
     assert np.isfinite(loo.elpd_loo)
@@ -250,6 +253,7 @@ def test_without_predictions_the_rest_is_the_same():
         jax.random.key(0),
         num_samples=100,
         predictive=False,
+        match=True,
     )
     left_out = {"prior", "prior_predictive", "posterior_predictive"}
     assert set(less.groups()) == GROUPS - left_out

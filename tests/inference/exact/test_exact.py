@@ -21,7 +21,8 @@ from inference import exact
 from inference.diagnostics.metrics import partition_metrics
 from models.constellation import constellation
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import DoublyStochasticMatch, PermutationMatch, typed_probs
+from models.distributions.match import DoublyStochasticMatch, PermutationMatch
+from models.distributions.match_priors import typed_probs
 from models.errors import ConjugacyError, InputError
 from models.program.marginal import marginal
 from models.scenes import Scene, make_scene

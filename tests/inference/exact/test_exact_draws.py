@@ -16,7 +16,8 @@ from scipy import stats
 from inference import exact
 from models.constellation import constellation
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import DoublyStochasticMatch, typed_probs
+from models.distributions.match import DoublyStochasticMatch
+from models.distributions.match_priors import typed_probs
 from models.errors import InputError
 from models.scenes import Scene
 from models.templates import shapes, stack

@@ -30,7 +30,8 @@ from inference.mcmc.slices import slice_draw
 from inference.variational.beginnings import Beginnings
 from models.constellation import sized_constellation
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import MixtureMatch, PermutationMatch, point_count, presence_logits
+from models.distributions.match import MixtureMatch, PermutationMatch
+from models.distributions.match_priors import point_count, presence_logits
 from models.scenes import Scene, make_scene
 from models.templates import shapes, stack
 from tests import oracle_inference

@@ -23,7 +23,8 @@ from inference.result import Result
 from inference.variational.beginnings import beginnings
 from models.constellation import constellation
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import PermutationMatch, uniform_probs
+from models.distributions.match import PermutationMatch
+from models.distributions.match_priors import uniform_probs
 from models.errors import InputError
 from models.geometry import similarity_pose
 from models.program.marginal import marginal
@@ -191,7 +192,7 @@ def _logit(angle):
 @pytest.mark.slow
 def test_arviz_gets_poses_and_latents():
     data = to_arviz(drawn(polar), polar, jax.random.key(0), num_samples=50)
-    assert {"pose", "angle", "log_scale", "place", "match"} <= set(data.posterior)
+    assert {"pose", "angle", "log_scale", "place"} <= set(data.posterior)
     assert {"pose", "angle"} <= set(data.prior)
     assert data.posterior.pose.dims == ("chain", "draw", "object", "pose_dim")
     assert np.isfinite(data.log_likelihood.points).all()

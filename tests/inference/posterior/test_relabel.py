@@ -186,7 +186,7 @@ def test_raw_draws_are_to_be_had():
     assert new.attrs["relabelled"] == 1
     first = (raw.pose.values[..., 0, :] - POSES[0]) @ (POSES[1] - POSES[0]) > 0.5
     assert 0.3 < first.mean() < 0.7
-    places = [x.pose.sel(pose_dim=0).std(("chain", "draw")) for x in (raw, new)]
+    places = [x.pose.sel(pose_dim="t_x").std(("chain", "draw")) for x in (raw, new)]
     assert places[0].min() > 2 * places[1].max()
     np.testing.assert_allclose(
         np.sort(raw.pose.values, axis=2), np.sort(new.pose.values, axis=2), atol=1e-12

@@ -19,12 +19,8 @@ from inference.variational import pool
 from inference.variational.ascent import Schedule
 from models.constellation import constellation, mixture_constellation
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import (
-    DoublyStochasticMatch,
-    MixtureMatch,
-    PermutationMatch,
-    typed_probs,
-)
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.distributions.match_priors import typed_probs
 from models.errors import ConjugacyError, InputError
 from models.scenes import Scene, make_scene
 from models.templates import shapes, stack

@@ -15,7 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 
 from models.distributions.constraints import (
     DoublyStochasticTransform,
-    all_permutation_matrices,
+    all_injection_matrices,
     assignment_matrix,
     doubly_stochastic,
     permutation_matrix,
@@ -56,9 +56,17 @@ def test_a_feasible_value_satisfies_the_constraint(constraint):
     assert constraint(value).all()
 
 
-@pytest.mark.parametrize("size", range(1, 6))
-def test_all_permutation_matrices_are_listed_in_order(size):
-    np.testing.assert_array_equal(all_permutation_matrices(size), oracle.permutation_matrices(size))
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (4, 4), (5, 5), (1, 4), (3, 5)])
+def test_all_injections_are_listed_in_order(rows, columns):
+    listed = all_injection_matrices(rows, columns)
+    expected = oracle.as_matrices(oracle.injections(rows, columns), columns)
+    np.testing.assert_array_equal(listed, expected)
+    assert permutation_matrix(listed).all()
+
+
+def test_two_rows_may_not_share_a_column_of_a_rectangle():
+    rectangles = np.array([[[1, 0, 0], [0, 0, 1]], [[1, 0, 0], [1, 0, 0]], [[1, 0, 0], [0, 0, 0]]])
+    np.testing.assert_array_equal(permutation_matrix(rectangles), [True, False, False])
 
 
 @given(matrix=arrays(float, (4, 4), elements=st.floats(-20, 20)))

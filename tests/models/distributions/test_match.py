@@ -8,21 +8,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpyro.distributions import Distribution
 from numpyro.distributions.kl import kl_divergence
+from numpyro.infer import MCMC, NUTS
 
 from models.distributions.match import (
     DoublyStochasticMatch,
     MixtureMatch,
     PermutationMatch,
-    typed_probs,
-    uniform_probs,
     weighted_sum,
 )
+from models.distributions.match_priors import typed_probs, uniform_probs
 from models.errors import InputError
 from models.numerics.sinkhorn import log_sinkhorn
 from tests import oracle
@@ -213,16 +214,19 @@ KL_OVER = {
     ("doubly_stochastic", "doubly_stochastic"): oracle.assignments,
     ("doubly_stochastic", "mixture"): oracle.assignments,
     ("permutation", "permutation"): oracle.injections,
+    ("mixture", "doubly_stochastic"): oracle.assignments,
     ("mixture", "mixture"): oracle.assignments,
 }
 BOUND = ("doubly_stochastic", "permutation")
+TO_ROWS = [("permutation", "doubly_stochastic"), ("permutation", "mixture")]
+INFINITE = ("mixture", "permutation")
 
 
 def test_every_registered_divergence_has_a_row_here():
     pairs = itertools.product(FAMILIES, repeat=2)
     classes = {pair: tuple(FAMILIES[name].cls for name in pair) for pair in pairs}
     registered = {pair for pair in classes if classes[pair] in kl_divergence.funcs}
-    assert registered == {*KL_OVER, BOUND}
+    assert registered == {*KL_OVER, BOUND, *TO_ROWS, INFINITE} == set(classes)
 
 
 @each_pattern
@@ -235,6 +239,27 @@ def test_divergence(pair, forbidden):
     expected = oracle.kl(*(oracle.probabilities(w, matches) for w in weights))
     result = kl(*(f.make(x) for f, x in zip(families, logits, strict=True)))
     np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-10)
+
+
+@each_pattern
+@pytest.mark.parametrize("pair", TO_ROWS)
+def test_divergence_from_permutations_to_independent_rows(pair, forbidden):
+    """The sum is over permutations, to which the rows give less than one in all."""
+    logits, others = (some_logits(seed, forbidden=forbidden) for seed in (8, 9))
+    rows = FAMILIES[pair[1]]
+    log_rows = rows.log_weights(rows.parameter(others))
+    log_rows = log_rows - np.logaddexp.reduce(log_rows, axis=1, keepdims=True)
+    matches = oracle.permutations(SIZE)
+    expected = oracle.kl(
+        oracle.probabilities(logits, matches), np.exp(oracle.scores(log_rows, matches))
+    )
+    result = kl(PermutationMatch(logits), rows.make(others))
+    np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_mixture_has_no_finite_divergence_from_permutations():
+    with pytest.raises(InputError, match="is infinite: under a mixture two rows may have one"):
+        kl_divergence(MixtureMatch(some_logits(8)), PermutationMatch(some_logits(9)))
 
 
 @pytest.mark.parametrize("pair", KL_OVER)
@@ -399,6 +424,32 @@ def test_expanding(family):
     np.testing.assert_allclose(expanded, np.repeat(log_prob(match, value), 3))
 
 
+@each_family
+def test_the_support_of_copies_is_listed(family):
+    """NumPyro's own expanded distribution lists scalars only."""
+    match = family.make(some_logits(21))
+    listed = match.enumerate_support()
+    copies = match.expand((3,))
+    assert copies.enumerate_support(expand=False).shape == (len(listed), 1, SIZE, SIZE)
+    every = copies.expand((2, 3)).enumerate_support()
+    assert every.shape == (len(listed), 2, 3, SIZE, SIZE)
+    np.testing.assert_array_equal(every[:, 1, 2], listed)
+    np.testing.assert_array_equal(
+        jax.tree.map(jnp.asarray, copies).enumerate_support(), every[:, 0]
+    )
+
+
+@each_family
+def test_automatic_enumeration_is_refused(family):
+    """It would put numbers in the place of matrices."""
+
+    def program():
+        numpyro.sample("match", family.make(some_logits(21)))
+
+    with pytest.raises(RuntimeError, match="discrete sites with enumerate support"):
+        MCMC(NUTS(program), num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0))
+
+
 # --- gradients ----------------------------------------------------------------------------------
 
 
@@ -467,8 +518,9 @@ def test_a_weighted_sum_is_silent_about_what_is_not_matched():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: PermutationMatch(jnp.zeros((3, 4))), r"logits must be square .* got \(3, 4\)"),
-        (lambda: PermutationMatch(jnp.zeros(3)), r"logits must be square .* got \(3,\)"),
+        (lambda: PermutationMatch(jnp.zeros((4, 3))), r"as many rows as columns, got .*\(4, 3\)"),
+        (lambda: PermutationMatch(jnp.zeros(3)), r"as many rows as columns, got shape \(3,\)"),
+        (lambda: PermutationMatch(jnp.eye(3), normalizer="mean"), "'exact' or 'bethe', got 'mean'"),
         (lambda: DoublyStochasticMatch(jnp.ones((2, 3))), r"probs must be square .* got \(2, 3\)"),
         (lambda: DoublyStochasticMatch(jnp.eye(2) * 0.5), "rows sum to 0.5 to 0.5"),
         (
@@ -489,7 +541,11 @@ def test_a_weighted_sum_is_silent_about_what_is_not_matched():
             lambda: MixtureMatch(jnp.zeros((7, 7))).enumerate_support(),
             r"7\^7 assignments of points to parts, 823,543",
         ),
-        (lambda: PermutationMatch(jnp.zeros((21, 21))).log_normalizer, "21 rows"),
+        (
+            lambda: PermutationMatch(jnp.zeros((6, 9))).enumerate_support(),
+            r"9!/3! permutation matrices, 60,480",
+        ),
+        (lambda: PermutationMatch(jnp.zeros((21, 21))).log_normalizer, "21 rows.*'bethe'"),
     ],
 )
 def test_bad_parameters_are_explained(call, sentence):

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import arviz as az
 import jax
 import numpy as np
 from jaxtyping import Float
@@ -26,6 +25,7 @@ from inference.diagnostics.importance import GOOD_K, importance
 from inference.diagnostics.posterior_draws import draws_of
 from inference.method import Report
 from inference.posterior import symmetry
+from inference.posterior.arviz_api import ess, rhat
 from inference.posterior.densities import Draws, flat
 from inference.posterior.relabel import Frame, frame_of, match_probs, relabel, rename
 from inference.posterior.symmetry import Symmetry
@@ -226,8 +226,9 @@ def _errors(
 
 def _sampling(draws: Draws) -> tuple[float, float]:
     """Smallest bulk ESS and largest R-hat of the poses."""
-    pose = az.convert_to_dataset({"pose": np.asarray(draws["pose"])})
-    return float(az.ess(pose)["pose"].min()), float(az.rhat(pose)["pose"].max())
+    pose = np.asarray(draws["pose"])
+    entries = np.moveaxis(pose.reshape(*pose.shape[:2], -1), -1, 0)
+    return min(map(ess, entries)), max(map(rhat, entries))
 
 
 def _number(value: Float[np.ndarray, ""] | None) -> float | None:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from capsules import compare
 from capsules.cli import app
+from capsules.experiments import compare
 from capsules.files.scenes import save_scenes
 from capsules.methods import METHODS, Method, methods_for
 from inference.posterior.relabel import frame_of
