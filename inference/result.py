@@ -102,8 +102,8 @@ class Result:
         state = "converged" if converged else "did not converge"
         return f"{self.method}: {state} after {int(np.sum(self.steps))} steps{value}"
 
-    def take(self, index: int) -> "Result":
-        """The result for one scene of a batch."""
+    def take(self, index: Any) -> "Result":
+        """The result for one scene of a batch, or for some by an array of their numbers."""
         return _mapped(lambda x: x[index], [self]) if self.is_batch else self
 
 

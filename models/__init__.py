@@ -36,7 +36,7 @@ from models.geometry import affine, affine_camera, oriented_similarity, similari
 from models.numerics.sinkhorn import log_sinkhorn
 from models.program.marginal import marginal, tempered
 from models.scenes import Scene, check_scene, join, make_scene
-from models.templates import SHAPES, Parts, object_names, shapes, stack, with_clutter
+from models.templates import SHAPES, Parts, normalise, object_names, shapes, stack, with_clutter
 
 __all__ = [
     "CLUTTERED",
@@ -66,6 +66,7 @@ __all__ = [
     "log_sinkhorn",
     "make_scene",
     "marginal",
+    "normalise",
     "object_names",
     "oriented_similarity",
     "point_count",

@@ -33,6 +33,10 @@ def learn(
     prior: Prior = "presence",
     e_step: Annotated[str, typer.Option(help="Inference of the scenes: exact, ds, or map.")] = "ds",
     rounds: Annotated[int, typer.Option(help="Rounds of expectation maximisation.", min=1)] = 100,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Scenes after which the numbers are chosen again.", show_default="all"),
+    ] = None,
     holdout: Annotated[
         float, typer.Option(help="Share of the scenes, the last ones, that is not learnt from.")
     ] = 0.2,
@@ -54,6 +58,8 @@ def learn(
     that explain what was inferred best. With [bold]--e-step exact[/bold] the
     log evidence of the scenes never falls. `infer`, `evaluate` and `compare` take
     the file with [bold]--learned[/bold], under any prior that has such numbers.
+    Beside it is a checkpoint while learning lasts: the same command goes on from
+    there after an interruption, to the same numbers.
 
     [bold]Examples[/bold]
 
@@ -74,6 +80,7 @@ def learn(
         check_output(plot, file, out)
     keep_compiled_code()
     from capsules.experiments.learnable import leave_open
+    from capsules.experiments.resumed import Checkpoint
     from capsules.methods import PRIORS, key_of
     from inference.learning import learn as run
 
@@ -88,6 +95,9 @@ def learn(
         {name: x for name, x in given.items() if x is not None},
     )
     scenes = load_scenes(file, limit=limit)
+    asked = {"what": what, "prior": prior, "e_step": e_step, "holdout": holdout, "seed": seed}
+    asked |= {"shapes": names, "clutter": clutter, "batch_size": batch_size, "rounds": rounds}
+    checkpoint = Checkpoint(out, scenes, asked | given)
     with progress_bar() as bar:
         task = bar.add_task("learning", total=rounds)
 
@@ -100,10 +110,14 @@ def learn(
             key_of(seed),
             e_step=e_step,  # type: ignore[arg-type]
             num_steps=rounds,
+            batch_size=batch_size,
             holdout=holdout,
+            begin=checkpoint.read(),
+            keep=checkpoint.keep,
             progress_bar=report,
         )
     save_learned(out, learned)
+    checkpoint.forget()
     print(learned.status)
     for name, value in learned.params.items():
         print(_line(name, value, learned.standard_errors[name]))

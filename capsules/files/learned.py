@@ -1,4 +1,4 @@
-"""Files of learnt numbers, as `capsules learn` writes them: an npz file of plain arrays."""
+"""Files of learnt numbers, as `capsules learn` writes them, and rounds of it: plain arrays."""
 
 import io
 from collections.abc import Mapping
@@ -8,7 +8,9 @@ import numpy as np
 
 from capsules.files.npz import ArrayFile
 from capsules.files.paths import whole_file
-from inference.learning import Learned
+from inference.learning import Learned, Rounds
+from inference.learning.expectation import Expectations
+from inference.learning.statistics import Statistics
 from models.errors import InputError
 
 ERROR, HISTORY = "error_", "history_"
@@ -48,3 +50,39 @@ def load_learned(path: Path) -> Mapping[str, np.ndarray]:
         if not np.isfinite(x).all():
             raise InputError(f"{path}: {name} is not finite; learn it again")
     return numbers
+
+
+def arrays_of(rounds: Rounds) -> dict[str, np.ndarray]:
+    """The rounds of a run that is under way, as arrays by name."""
+    arrays = {name: getattr(rounds, name) for name in _BY_ROUND}
+    for b, expected in enumerate(rounds.expected):
+        for name in _OF_RUNS:
+            arrays[f"{b}/{name}"] = getattr(expected, name)
+        for name, x in expected.given.items():
+            arrays[f"{b}/given/{name}"] = x
+        for name, x in expected.statistics._asdict().items():
+            if x is not None:
+                arrays[f"{b}/statistics/{name}"] = x
+    return arrays
+
+
+def rounds_of(arrays: Mapping[str, np.ndarray]) -> Rounds:
+    """The rounds that `arrays_of` made arrays of."""
+    count = 1 + max(int(name.split("/")[0]) for name in arrays if "/" in name)
+
+    def under(prefix: str) -> dict[str, np.ndarray]:
+        return {n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)}
+
+    expected = tuple(
+        Expectations(
+            **{name: arrays[f"{b}/{name}"] for name in _OF_RUNS},
+            given=under(f"{b}/given/"),
+            statistics=Statistics(**under(f"{b}/statistics/")),
+        )
+        for b in range(count)
+    )
+    return Rounds(**{name: arrays[name] for name in _BY_ROUND}, expected=expected)
+
+
+_BY_ROUND = ("path", "objective", "holdout")
+_OF_RUNS = ("scene", "weight", "log_volume", "value")

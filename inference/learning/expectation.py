@@ -1,7 +1,7 @@
 """The E-step: what each scene says of its match and poses, at the present parameters."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -12,16 +12,17 @@ from jaxtyping import Array, Bool, Float, Int
 from inference.conditions import solve as conditions
 from inference.conditions.combine import weigh
 from inference.conditions.listing import Conditions
-from inference.conditions.problem import Problem
-from inference.conditions.solve import Runs, mixed
+from inference.conditions.problem import Problem, read_problem
+from inference.conditions.solve import Runs
 from inference.exact.pairs import pair_moments
 from inference.exact.permutations import Moments, make_plan, sum_over_matches
 from inference.exact.solutions import in_chunks, ordered, points_first
-from inference.learning.statistics import Statistics, independent
+from inference.learning.statistics import Statistics
 from inference.proposals import map_parse
 from inference.proposals.states import solve_likely_states
 from inference.result import Result, partition
 from inference.variational import cavi
+from inference.variational.ascent import Schedule
 from inference.variational.restarts import Restarts
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
@@ -36,6 +37,13 @@ EStep = Literal["exact", "ds", "map"]
 
 _NEGLIGIBLE = 1e-12  # of a run's weight within its scene
 
+_PARSES = 4  # of a scene that coordinate ascent begins with
+
+_SCHEDULE = Schedule(beta_start=1.0)
+"""Parses and the match probabilities of the last round are good enough to begin unannealed."""
+
+_PRECISE = _SCHEDULE._replace(tolerance=1e-8)
+
 
 class Expectations(NamedTuple):
     """The posterior of some scenes, in runs: a scene at a value of its conditions."""
@@ -45,77 +53,129 @@ class Expectations(NamedTuple):
     """The conditions of each run."""
     weight: Float[np.ndarray, " runs"]
     """Of the run within its scene; the weights of a scene sum to one."""
+    log_volume: Float[np.ndarray, " runs"]
+    """Of the cell of continuous conditions that the run stands for; zero where there are none."""
     statistics: Statistics
     value: Float[np.ndarray, " scenes"]
     """Log evidence or ELBO of each scene."""
 
+    def first_given(self) -> dict[str, np.ndarray]:
+        """The conditions of one run, as an example."""
+        return {name: x[0] for name, x in self.given.items()}
 
-def expect(program: Program, scenes: Scene, method: EStep, rng_key: Array) -> Expectations:
+
+def join_expectations(found: Sequence[Expectations], batches: Sequence[Scene]) -> Expectations:
+    """Of the scenes of several batches, as far as they were inferred, as if they were one."""
+    if len(batches) == 1:
+        return found[0]
+    ends = np.cumsum([0, *(len(batch.points) for batch in batches)])
+    moved = [x._replace(scene=x.scene + end) for x, end in zip(found, ends[:-1], strict=False)]
+    return jax.tree.map(lambda *x: np.concatenate(x), *moved)
+
+
+def expect(
+    program: Program,
+    scenes: Scene,
+    method: EStep,
+    rng_key: Array,
+    last: Expectations | None = None,
+    precisely: bool = False,
+) -> Expectations:
     """Infer every scene, and keep what the M-step needs.
 
     Args:
         program: with its parameters at their present values.
         method: exact inference, coordinate ascent, or the best parse alone.
+        last: what was inferred at parameters nearby. The conditions that had weight there are the
+            only ones that are solved, and coordinate ascent goes on from the match probabilities
+            there, in the place of a search.
+        precisely: let coordinate ascent converge far enough for differences between E-steps.
     """
-    recorder = _Recorder(len(scenes.points))
-    found: dict[EStep, tuple[conditions.Solve, dict[str, Any]]] = {
-        "exact": (_solve_exactly, {}),
-        "ds": (cavi.solver(rng_key, Restarts(16, 2.0)), _SEARCHED),
-        "map": (map_parse.solver(), _SEARCHED),
-    }
-    if method not in found:
-        raise InputError(f"there is no E-step {method!r}; choose from {', '.join(found)}")
-    solve, ways = found[method]
-
-    def with_statistics(problem: Problem, *others: Any) -> Result:
-        result = solve(problem, *others)
-        if "statistics" in result.details:
-            return result
-        seen = np.moveaxis(np.broadcast_to(problem.reading.model.seen, _seen_shape(problem)), -1, 0)
-        q = independent(
-            result.match_probs, result.pose_mean, result.pose_covariance, seen, problem.owner
-        )
-        return replace(result, details={"statistics": q})
-
+    if method not in ("exact", "ds", "map"):
+        raise InputError(f"there is no E-step {method!r}; choose from exact, ds, map")
+    if last is not None:
+        return _again(program, scenes, method, rng_key, last, _PRECISE if precisely else _SCHEDULE)
+    solve: conditions.Solve = _solve_exactly
+    ways: dict[str, Any] = {}
+    if method != "exact":
+        solve = map_parse.solver()
+        if method == "ds":
+            solve = cavi.solver(rng_key, Restarts(_PARSES, 2.0), schedule=_SCHEDULE)
+        ways = {"or_bound": True, "search": solve_likely_states, "max_values": 1}
+    recorder = _Recorder()
     whole = conditions.solve(
-        program, scenes, with_statistics, factors=frozenset(), finish=recorder, **ways
+        program,
+        scenes,
+        lambda *problem: _with_statistics(solve(*problem)),
+        factors=frozenset(),
+        finish=recorder,
+        **ways,
     )
     return recorder.expectations(whole)
 
 
-_SEARCHED: dict[str, Any] = {"or_bound": True, "search": solve_likely_states, "max_values": 1}
+def _again(
+    program: Program,
+    scenes: Scene,
+    method: EStep,
+    rng_key: Array,
+    last: Expectations,
+    schedule: Schedule,
+) -> Expectations:
+    """Solve the same runs, from where they ended."""
+    runs = scenes.take(last.scene)
+    problem = read_problem(
+        program, runs, last.given, factors=frozenset(), or_bound=method != "exact"
+    )
+    assert isinstance(problem, Problem)
+    solve: conditions.Solve = _solve_exactly
+    if method == "map":
+        solve = map_parse.solver()
+    elif method == "ds":
+        logits = np.log(np.maximum(last.statistics.match_probs, _TINY))
+        solve = cavi.solver(rng_key, Restarts(1, 0.0), lambda _: logits, schedule=schedule)
+    result = _with_statistics(solve(problem._replace(is_conditional=True)))
+    value, weight = weigh(result.log_value + last.log_volume, last.scene, len(scenes.points))
+    return last._replace(weight=weight, statistics=result.details["statistics"], value=value)
 
 
-def _seen_shape(problem: Problem) -> tuple[int, ...]:
-    return (*problem.reading.model.seen.shape[:-1], problem.num_scenes)
+_TINY = 1e-30  # a match probability whose logarithm is finite
+
+
+def _with_statistics(result: Result) -> Result:
+    if "statistics" in result.details:
+        return result
+    q = Statistics(result.match_probs, result.pose_mean, result.pose_covariance)
+    return replace(result, details={"statistics": q})
 
 
 class _Recorder:
-    """Keeps the runs that are put together."""
+    """Keeps the runs of each scene, in the place of putting them together."""
 
-    def __init__(self, num_scenes: int) -> None:
-        self.num_scenes = num_scenes
+    def __init__(self) -> None:
+        self.parts: list[Expectations] = []
         self.finished = 0
-        self.parts: list[tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, Statistics]] = []
 
     def __call__(self, runs: Runs, scenes: Scene, given: Conditions, even: np.ndarray) -> Result:
-        _, weight = weigh(runs.log_weight, runs.scene, len(scenes.points))
+        value, weight = weigh(runs.log_weight, runs.scene, len(scenes.points))
         values, _ = given.given(runs.value, runs.node)
+        volume = runs.log_weight - runs.result.log_value
+        statistics = runs.result.details["statistics"]
         kept = np.flatnonzero(weight > _NEGLIGIBLE)
-        some = jax.tree.map(lambda x: x[kept], (runs.scene, values, weight, runs.result.details))
-        scene, values, weight, details = some
-        self.parts.append((scene + self.finished, values, weight, details["statistics"]))
+        every = Expectations(runs.scene + self.finished, values, weight, volume, statistics, weight)
+        found = jax.tree.map(lambda x: x[kept], every)
+        self.parts.append(found._replace(value=value))
         self.finished += len(scenes.points)
-        return mixed(runs._replace(result=replace(runs.result, details={})), scenes, given, even)
+        firsts = np.unique(runs.scene, return_index=True)[1]
+        return replace(runs.result, details={}).take(firsts)
 
     def expectations(self, result: Result) -> Expectations:
         """All that was kept, or the result itself where a program leaves no condition open."""
-        if not self.parts:
-            every = np.arange(self.num_scenes)
-            weight = np.ones(self.num_scenes)
-            self.parts = [(every, {}, weight, result.details["statistics"])]
-        scene, given, weight, q = jax.tree.map(lambda *x: np.concatenate(x), *self.parts)
-        return Expectations(scene, given, weight, q, np.asarray(result.log_value))
+        if self.parts:
+            return jax.tree.map(lambda *x: np.concatenate(x), *self.parts)
+        value = np.asarray(result.log_value)
+        one, every = np.ones(len(value)), np.arange(len(value))
+        return Expectations(every, {}, one, 0 * one, result.details["statistics"], value)
 
 
 # --- exact inference ----------------------------------------------------------------------------
@@ -145,12 +205,14 @@ def _solve_exactly(problem: Problem) -> Result:
     objects, size = model.pose_mean.shape[:2]
     features = model.points.shape[1]
     log_sum = np.zeros(num_scenes)
+    shift = np.zeros((num_scenes, rows, rows, size))
+    spread = np.zeros((num_scenes, rows, features, size, size))
     q = Statistics(
         np.zeros((num_scenes, rows, rows)),
         np.zeros((num_scenes, objects, size)),
         np.zeros((num_scenes, objects, size, size)),
-        np.zeros((num_scenes, rows, rows, size)),
-        np.zeros((num_scenes, rows, features, size, size)),
+        shift,
+        spread,
     )
     solver_of = functools.partial(_sums, problem.skeleton)
     for some, plan, sums in in_chunks(problem, order, sizes, np.arange(num_scenes), solver_of):
@@ -159,8 +221,8 @@ def _solve_exactly(problem: Problem) -> Result:
         q.match_probs[some[:, None], order[some]] = _with_dummies(first.moments.match_probs)
         q.pose_mean[some] = first.moments.pose_mean
         q.pose_covariance[some] = first.moments.pose_covariance
-        q.shift[some[:, None], order[some, : plan.num_points]] = first.shift
-        q.spread[some] = first.spread[:, :, None]
+        shift[some[:, None], order[some, : plan.num_points]] = first.shift
+        spread[some] = first.spread[:, :, None]
     return Result(
         method="exact",
         scene=scenes,

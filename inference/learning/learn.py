@@ -5,21 +5,42 @@ M-step maximises the expected log joint density over the parameters with that po
 (`inference.learning.maximisation`). With exact E-steps the summed log evidence never falls.
 """
 
+import functools
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from inference.learning.expectation import EStep, Expectations, expect
+from inference.learning.expectation import EStep, Expectations, expect, join_expectations
+from inference.learning.information import standard_errors
 from inference.learning.maximisation import Objective
-from inference.learning.params import LARGEST, Params, Values, at, params_of, spread_of
+from inference.learning.params import LARGEST, Params, Values, at, params_of
 from inference.method import Report, reporter
 from models.errors import InputError
 from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
+SEARCH_EVERY = 5
+"""Rounds of `ds` after which the parses of each scene are searched for again; in the others its
+runs go on from their last match probabilities."""
+
 _FLAT = 1e-10  # of the mean squared score, below which no scene informs a parameter
+
+
+class Rounds(NamedTuple):
+    """Where learning stands: all that the next round depends on."""
+
+    path: Float[np.ndarray, "rounds n"]
+    """The unconstrained parameters, from where they began; the last ones are to be tried next."""
+    objective: Float[np.ndarray, " done"]
+    holdout: Float[np.ndarray, " done"]
+    """Empty where no scenes are held out."""
+    expected: tuple[Expectations, ...]
+    """The last E-step of each batch, and of the scenes that are held out if there are any."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +50,25 @@ class Learned:
     program: Program
     """The same program with its parameters at the learnt values; every method takes it."""
     params: Values
-    standard_errors: Values
-    """From the scores of the scenes, as if the program were true."""
     history: dict[str, np.ndarray]
     """The values of each parameter, by round; the first are those that the program begins with."""
     objective: Float[np.ndarray, " rounds"]
-    """Log evidence, or ELBO, of a training scene on average."""
+    """Log evidence, or ELBO, of a training scene on average, at the parameters of its E-step."""
     holdout: Float[np.ndarray, " rounds"] | None
     """The same of scenes that were not learnt from."""
     converged: bool
     e_step: str
     num_scenes: int
+    find_standard_errors: Callable[[], Values]
+
+    @functools.cached_property
+    def standard_errors(self) -> Values:
+        """From the observed information; not a number where that is not positive.
+
+        That may be so before learning has converged. Found when first asked for: it takes two
+        E-steps for each number that was learnt.
+        """
+        return self.find_standard_errors()
 
     @property
     def status(self) -> str:
@@ -65,8 +94,11 @@ def learn(
     *,
     e_step: EStep = "ds",
     num_steps: int = 100,
+    batch_size: int | None = None,
     tolerance: float = 1e-5,
     holdout: float = 0.0,
+    begin: Rounds | None = None,
+    keep: Callable[[Rounds], None] | None = None,
     progress_bar: bool | Report = False,
 ) -> Learned:
     """Learn what a program leaves open, as `numpyro.param`, from a batch of scenes.
@@ -77,55 +109,93 @@ def learn(
         rng_key: of the E-steps by coordinate ascent.
         e_step: "exact" sums over all matches, "ds" is coordinate ascent, and "map" takes the best
             parse for certain, which is quick and biased.
-        num_steps: rounds at most.
+        num_steps: rounds at most; a round infers every scene once.
+        batch_size: scenes after which there is an M-step, on what is known of all scenes so far; by
+            default all scenes. Of a large file few rounds suffice then.
         tolerance: stop once the objective changes by less than this, in nats a scene.
         holdout: share of the scenes, the last ones, that are not learnt from.
+        begin: rounds of the same call that are done already.
+        keep: called after each round with all rounds so far, to begin with after an interruption.
         progress_bar: show one, or call a function with (rounds done, rounds at most).
     """
     scenes = check_scene(scenes).batch()
     training, others = _split(scenes, holdout)
+    batches = _batches(training, batch_size)
     params = params_of(program, training.take(0))
-    flat = params.flat(params.start)
-    _refuse_too_few(len(training.points), len(flat))
+    _refuse_too_few(len(batches[0].points), sum(params.size.values()))
     report = reporter(progress_bar)
+    every = [*batches, others] if others is not None else batches
 
-    def expected_at(flat: Float[np.ndarray, " n"], some: Scene) -> Expectations:
-        return expect(at(program, params.values(flat)), some, e_step, rng_key)
-
-    path, objective, held_out = [flat], [], []
-    objective_of: Objective | None = None
+    flat = params.flat(params.start) if begin is None else begin.path[-1]
+    path = [flat] if begin is None else list(begin.path)
+    objective = [] if begin is None else list(begin.objective)
+    held_out = [] if begin is None else list(begin.holdout)
+    expected: list[Expectations] = [] if begin is None else list(begin.expected)
+    maximiser: Objective | None = None
     converged = False
-    for step in range(num_steps + 1):
-        expected = expected_at(flat, training)
-        objective.append(float(expected.value.mean()))
+    for step in range(len(objective), num_steps + 1):
+        is_last = step == num_steps
+        searched = e_step != "ds" or step % SEARCH_EVERY == 0 or is_last
+        searched = searched or _settled(objective, tolerance)
+        for b, some in enumerate(every):
+            last = None if searched else expected[b]
+            found = expect(at(program, params.values(flat)), some, e_step, rng_key, last)
+            expected[b : b + 1] = [found]
+            if maximiser is None:
+                maximiser = Objective.of(program, params, training.take(0), found.first_given())
+                _refuse_idle(params, maximiser.scores(some, found, flat))
+            if b < len(batches) - 1 and not is_last:
+                flat = maximiser.maximise(training, join_expectations(expected, batches), flat)
+        whole = join_expectations(expected, batches)
+        objective.append(float(whole.value.mean()))
         if others is not None:
-            held_out.append(float(expected_at(flat, others).value.mean()))
+            held_out.append(float(expected[-1].value.mean()))
         report(step, num_steps)
-        converged = step > 0 and abs(objective[-1] - objective[-2]) < tolerance
-        if converged or step == num_steps:
+        converged = searched and _settled(objective, tolerance)
+        if converged or is_last:
+            path[-1] = flat  # further M-steps of a round with several batches count
             break
-        if objective_of is None:
-            given = jax.tree.map(lambda x: x[0], expected.given)
-            objective_of = Objective.of(program, params, training.take(0), given)
-            _refuse_idle(params, objective_of.scores(training, expected, flat))
-        flat = objective_of.maximise(training, expected, flat)
+        assert maximiser is not None
+        flat = maximiser.maximise(training, whole, flat)
         path.append(flat)
+        if keep is not None:
+            so_far = np.array(path), np.array(objective), np.array(held_out)
+            keep(Rounds(*so_far, tuple(expected)))
     report(num_steps, num_steps)
-    assert objective_of is not None
-    scores = objective_of.scores(training, expected, flat)
+    assert maximiser is not None
+
+    def scores_at(flat: Float[np.ndarray, " n"]) -> Float[np.ndarray, "scenes n"]:
+        found = expect(
+            at(program, params.values(flat)), training, e_step, rng_key, whole, precisely=True
+        )
+        return maximiser.scores(training, found, flat)
+
     values = jax.tree.map(np.asarray, params.values(flat))
     rounds = [jax.tree.map(np.asarray, params.values(x)) for x in path]
     return Learned(
         program=at(program, values),
         params=values,
-        standard_errors=_standard_errors(params, flat, scores),
         history={name: np.stack([x[name] for x in rounds]) for name in values},
         objective=np.array(objective),
         holdout=np.array(held_out) if others is not None else None,
         converged=converged,
         e_step=e_step,
         num_scenes=len(training.points),
+        find_standard_errors=lambda: standard_errors(params, flat, scores_at),
     )
+
+
+def _settled(objective: list[float], tolerance: float) -> bool:
+    return len(objective) > 1 and abs(objective[-1] - objective[-2]) < tolerance
+
+
+def _batches(scenes: Scene, batch_size: int | None) -> list[Scene]:
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    count = len(scenes.points)
+    number = max(1, round(count / min(batch_size or count, count)))
+    ends = [count * b // number for b in range(number + 1)]
+    return [scenes.take(slice(*pair)) for pair in itertools.pairwise(ends)]
 
 
 def _split(scenes: Scene, holdout: float) -> tuple[Scene, Scene | None]:
@@ -153,15 +223,3 @@ def _refuse_idle(params: Params, scores: Float[np.ndarray, "scenes n"]) -> None:
             f"no scene informs the parameter {idle[0]!r}: the objective does not depend on it; "
             "fix it in the program"
         )
-
-
-def _standard_errors(
-    params: Params, flat: Float[np.ndarray, " n"], scores: Float[np.ndarray, "scenes n"]
-) -> Values:
-    """From the information that the scores have, sum_s g_s g_s', and the delta method."""
-    at_bound = flat >= params.highest() - 1e-9
-    information = scores.T @ scores
-    free = np.flatnonzero(~at_bound)
-    covariance = np.zeros_like(information)
-    covariance[np.ix_(free, free)] = np.linalg.pinv(information[np.ix_(free, free)])
-    return spread_of(params.values, flat, covariance)

@@ -85,7 +85,7 @@ class Objective:
             jac=True,
             method="L-BFGS-B",
             bounds=bounds,
-            options={"maxiter": MAX_ITERATIONS, "ftol": 1e-14, "gtol": 1e-8},
+            options={"maxiter": MAX_ITERATIONS, "ftol": 1e-11, "gtol": 1e-7},
         )
         return found.x if found.fun <= start else flat
 
@@ -160,4 +160,4 @@ def _padded(
     some = scenes.take(expected.scene[rows])
     weight = np.where(is_real, expected.weight[rows], 0.0)
     given, q = jax.tree.map(lambda x: x[rows], (expected.given, expected.statistics))
-    return some.observed, given, weight, q
+    return jax.device_put((dict(some.observed), given, weight, q))

@@ -1,12 +1,11 @@
 """The `numpyro.param` sites of a program: their values, and the program at other ones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 from numpyro.distributions import biject_to, constraints
 from numpyro.handlers import substitute
 
@@ -84,16 +83,3 @@ def params_of(program: Program, scene: Scene) -> Params:
 def at(program: Program, values: Mapping[str, Any]) -> Program:
     """The program with its parameters at some values."""
     return substitute(program, data={name: jnp.asarray(x) for name, x in values.items()})
-
-
-def spread_of(
-    function: Callable[[Array], Values],
-    flat: Float[np.ndarray, " n"],
-    covariance: Float[np.ndarray, "n n"],
-) -> Values:
-    """Standard errors of values from the covariance of the vector (the delta method)."""
-    slopes = jax.jacfwd(function)(jnp.asarray(flat))
-    return {
-        name: np.sqrt(np.einsum("...i,ij,...j->...", slope, covariance, slope))
-        for name, slope in jax.tree.map(np.asarray, slopes).items()
-    }

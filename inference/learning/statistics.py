@@ -12,7 +12,6 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
@@ -32,10 +31,11 @@ class Statistics(NamedTuple):
     match_probs: Float[AnyArray, "N N"]
     pose_mean: Float[AnyArray, "K p"]
     pose_covariance: Float[AnyArray, "K p p"]
-    shift: Float[AnyArray, "N N p"]
-    """E[z_mn (y_k - E y_k)]: zero where q(match) and q(pose) are independent."""
-    spread: Float[AnyArray, "N d p p"]
-    """E[z_mn (y_k - E y_k)(y_k - E y_k)'], summed over the points m that feature is seen of."""
+    shift: Float[AnyArray, "N N p"] | None = None
+    """E[z_mn (y_k - E y_k)]; None, for zero, where q(match) and q(pose) are independent."""
+    spread: Float[AnyArray, "N d p p"] | None = None
+    """E[z_mn (y_k - E y_k)(y_k - E y_k)'], summed over the points m that feature is seen of; None
+    where q(match) and q(pose) are independent, so that it follows from the other moments."""
 
 
 def expected_log_joint(
@@ -59,14 +59,21 @@ def expected_log_joint(
 def _of_points(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
     """E_q log p(points | match, pose), eq. p_X."""
     parts = model.parts
-    mean = q.pose_mean[pose_of_part(parts.owner, model.num_objects)]
+    object_of = pose_of_part(parts.owner, model.num_objects)
     counted = model.seen[:, None] & parts.feature_mask  # (N, N, d)
-    apart = model.points[:, None] - (jnp.einsum("ndp,np->nd", parts.F, mean) + parts.offset)
-    across = jnp.einsum("mnp,ndp->mnd", q.shift, parts.F)
-    squares = q.match_probs[..., None] * apart**2 - 2 * apart * across
-    squares = jnp.where(counted, squares, 0.0).sum(axis=0)
-    squares += parts.feature_mask * jnp.einsum("ndp,ndpq,ndq->nd", parts.F, q.spread, parts.F)
     number = jnp.where(counted, q.match_probs[..., None], 0.0).sum(axis=0)
+    predicted = jnp.einsum("ndp,np->nd", parts.F, q.pose_mean[object_of]) + parts.offset
+    apart = model.points[:, None] - predicted
+    squares = q.match_probs[..., None] * apart**2
+    if q.shift is not None:
+        squares -= 2 * apart * jnp.einsum("mnp,ndp->mnd", q.shift, parts.F)
+    squares = jnp.where(counted, squares, 0.0).sum(axis=0)
+    if q.spread is None:
+        covariance = q.pose_covariance[object_of]
+        squares += number * jnp.einsum("ndp,npq,ndq->nd", parts.F, covariance, parts.F)
+    else:
+        spread = jnp.einsum("ndp,ndpq,ndq->nd", parts.F, q.spread, parts.F)
+        squares += jnp.where(parts.feature_mask, spread, 0.0)
     variance = parts.variance
     return -0.5 * jnp.sum(squares / variance + number * jnp.log(2 * math.pi * variance))
 
@@ -94,27 +101,3 @@ def _log_normalizer(model: LinearGaussianModel) -> Float[Array, ""]:
     if model.match_family is MixtureMatch:
         return logsumexp(model.match_logits, axis=-1).sum()
     return log_permanent(model.match_logits)
-
-
-def independent(
-    match_probs: Float[np.ndarray, "runs N N"],
-    pose_mean: Float[np.ndarray, "runs K p"],
-    pose_covariance: Float[np.ndarray, "runs K p p"],
-    seen: np.ndarray,
-    owner: np.ndarray,
-) -> Statistics:
-    """Those of q(match) q(pose), the mean-field family.
-
-    Args:
-        seen: which features of each point are seen, (runs, N, d).
-    """
-    count, rows = match_probs.shape[:2]
-    by_part = pose_covariance[:, pose_of_part(owner, pose_mean.shape[1])]
-    number = np.einsum("smn,smd->snd", match_probs, seen.astype(float))
-    return Statistics(
-        match_probs,
-        pose_mean,
-        pose_covariance,
-        np.zeros((count, rows, rows, pose_mean.shape[-1])),
-        number[..., None, None] * by_part[:, :, None],
-    )

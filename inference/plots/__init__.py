@@ -3,6 +3,7 @@
 from inference.plots.calibration import plot_calibration
 from inference.plots.film import write_film
 from inference.plots.fits import plot_gap, plot_history, plot_posterior, plot_restarts
+from inference.plots.learning import plot_learned
 from inference.plots.scenes import (
     COLOURS,
     MARKERS,
@@ -24,6 +25,7 @@ __all__ = [
     "plot_demo",
     "plot_gap",
     "plot_history",
+    "plot_learned",
     "plot_posterior",
     "plot_restarts",
     "plot_scenes",

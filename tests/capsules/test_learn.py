@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from capsules.experiments.generator import sample_scenes
+from capsules.experiments.resumed import Checkpoint
 from capsules.files.learned import load_learned
 from capsules.files.scenes import save_scenes
 from capsules.methods import program_of
@@ -14,6 +15,7 @@ from tests.capsules.test_cli import assert_sentence, run
 
 SCENES = sample_scenes(120, sigma=0.15, seed=5, objects=("triangle",))
 SHAPES = ("--shapes", "triangle")
+WHAT = "precision,pose,templates"
 LEARN = (*SHAPES, "--e-step", "exact", "--rounds", 3)
 
 
@@ -21,9 +23,8 @@ LEARN = (*SHAPES, "--e-step", "exact", "--rounds", 3)
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learn")
     save_scenes(folder / "scenes.npz", SCENES)
-    what = "precision,pose,templates"
     paths = ("--out", folder / "learned.npz", "--plot", folder / "learned.png")
-    result = run("learn", folder / "scenes.npz", *LEARN, "--what", what, *paths)
+    result = run("learn", folder / "scenes.npz", *LEARN, "--what", WHAT, *paths)
     assert result.exit_code == 0, result.output
     return folder, result
 
@@ -37,6 +38,30 @@ def test_numbers_are_learnt_and_written(files):
     assert (folder / "learned.png").stat().st_size > 10_000
     with np.load(folder / "learned.npz") as file:
         assert (np.diff(file["objective"]) > -1e-9).all()
+
+
+def test_learning_that_is_interrupted_goes_on_to_the_same_numbers(files, tmp_path, monkeypatch):
+    command = ("learn", files[0] / "scenes.npz", *LEARN, "--what", "precision", "--out")
+    assert run(*command, tmp_path / "whole.npz").exit_code == 0
+    write, kept = Checkpoint.keep, []
+
+    def keep(self, rounds):
+        self.not_before = 0.0
+        write(self, rounds)
+        kept.append(self.entry.path)
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "keep", keep)
+    out = tmp_path / "learned.npz"
+    assert run(*command, out).exit_code != 0
+    assert not out.exists() and kept[-1].exists()
+    assert run(*command, out).exit_code == 0
+    assert len(kept) == 3 and not kept[-1].exists()  # one round was left to do
+    with np.load(out) as found, np.load(tmp_path / "whole.npz") as wanted:
+        assert found.files == wanted.files
+        for name in wanted.files:
+            np.testing.assert_array_equal(found[name], wanted[name])
 
 
 def test_any_prior_takes_what_it_has(files):

@@ -17,8 +17,9 @@ from inference.exact.permutations import make_plan, sum_over_matches
 from inference.exact.solutions import ordered
 from inference.learning import learn
 from inference.learning.expectation import expect
+from inference.learning.information import observed_information, standard_errors
 from inference.learning.maximisation import Objective
-from inference.learning.params import at, params_of
+from inference.learning.params import Params, at, params_of
 from models import MatchedParts, PermutationMatch, make_scene, presence_constellation
 from models.errors import InputError
 from models.numerics.permanent import log_permanent
@@ -28,6 +29,7 @@ from models.scenes import Scene, join
 from models.templates import normalise, stack
 
 KEY = jax.random.key(0)
+REAL_AND_POSITIVE = {"a": constraints.real, "b": constraints.positive}
 TRIANGLE = np.array([[1.0, 2.0], [3.0, 1.0], [3.0, 3.0]])
 SEGMENT = np.array([[0.0, -1.0], [0.3, 1.0]])
 PARTS = stack([normalise(TRIANGLE), normalise(SEGMENT)])
@@ -99,7 +101,7 @@ def scenes_for(program, count=6):
 
 
 def log_evidence(program, params, scene):
-    """By exact inference's sums, straight through, and the slope of it."""
+    """A function of the parameters: exact inference's sums, straight through, and their slope."""
     sets = [{}]
     if program in (with_presence, with_twins):
         sets = [{"presence": np.array(x)} for x in ((1, 0), (0, 1), (1, 1))]
@@ -124,17 +126,29 @@ def log_evidence(program, params, scene):
 
 
 @functools.cache
-def slopes(program):
-    """By the M-step and through exact inference, by parameter."""
+def two_ways(program):
+    """Functions of the parameters: value and slope by the E-step, and through exact inference."""
     scene = scenes_for(program, count=1)
     params = params_of(program, scene.take(0))
-    flat = params.flat(params.start) + 0.05
-    expected = expect(at(program, params.values(flat)), scene, "exact", KEY)
-    given = jax.tree.map(lambda x: x[0], expected.given)
-    objective = Objective.of(program, params, scene.take(0), given)
-    (found,) = objective.scores(scene, expected, flat)
-    value, wanted = log_evidence(program, params, scene.take(0))(flat)
-    assert expected.value[0] == pytest.approx(float(value), rel=1e-9)
+    start = params.flat(params.start) + 0.05
+    first = expect(at(program, params.values(start)), scene, "exact", KEY)
+    objective = Objective.of(program, params, scene.take(0), first.first_given())
+
+    def by_e_step(flat, last=None):
+        expected = expect(at(program, params.values(flat)), scene, "exact", KEY, last)
+        return expected.value[0], objective.scores(scene, expected, flat)
+
+    again = functools.partial(by_e_step, last=first)
+    return params, start, by_e_step, again, log_evidence(program, params, scene.take(0))
+
+
+@functools.cache
+def slopes(program):
+    """By the M-step and through exact inference, by parameter."""
+    params, flat, by_e_step, _, straight = two_ways(program)
+    found_value, (found,) = by_e_step(flat)
+    value, wanted = straight(flat)
+    assert found_value == pytest.approx(float(value), rel=1e-9)
     names = np.array(params.names())
     return {name: (found[names == name], wanted[names == name]) for name in params.start}
 
@@ -151,6 +165,30 @@ def test_the_slope_of_the_m_step_is_that_of_the_evidence(program, name):
     found, wanted = slopes(program)[name]
     assert np.isfinite(found).all() and np.abs(found).max() > 1e-4
     np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-7)
+
+
+def test_the_information_is_the_curvature_of_the_evidence():
+    """Differences of E-steps against differences of slopes through exact inference."""
+    _, flat, _, again, straight = two_ways(with_presence)
+    every, step = np.arange(len(flat)), 1e-5
+    found = observed_information(flat, lambda x: again(x)[1], np.full(len(flat), 1e-3), every)
+    ends = flat + step * np.stack([np.eye(len(flat)), -np.eye(len(flat))])
+    up, down = (np.stack([straight(x)[1] for x in end]) for end in ends)
+    np.testing.assert_allclose(found, (down - up) / (2 * step), rtol=1e-4, atol=1e-5)
+
+
+def test_standard_errors_leave_out_what_nothing_informs():
+    """Of a Normal mean and its size: two numbers that only their sum matters of."""
+    params = Params({"a": np.zeros(()), "b": np.ones(())}, REAL_AND_POSITIVE, {"a": 1, "b": 1})
+    points = np.random.default_rng(0).normal(size=50)
+
+    def scores(flat):
+        return (points - flat.sum())[:, None] * np.ones(2)
+
+    errors = standard_errors(params, np.array([0.1, -0.1]), scores)
+    # a direction of length sqrt(2) is known to 1/sqrt(50) in the sum, half of it in each
+    assert errors["a"] == pytest.approx(0.5 / np.sqrt(50))
+    assert errors["b"] == pytest.approx(0.5 / np.sqrt(50) * np.exp(-0.1))
 
 
 def with_all(points=None, present=None):
@@ -203,6 +241,41 @@ def test_every_method_takes_the_learnt_program():
     assert learned.history["precision"][-1] == learned.params["precision"]
 
 
+def test_rounds_that_are_done_are_not_done_again():
+    kept = []
+    learned = learn(
+        with_all, some_scenes(), KEY, e_step="ds", num_steps=3, tolerance=0.0, keep=kept.append
+    )
+    again = learn(
+        with_all, some_scenes(), KEY, e_step="ds", num_steps=3, tolerance=0.0, begin=kept[1]
+    )
+    assert len(kept) == 3 and len(kept[1].objective) == 2
+    for name, values in learned.history.items():
+        np.testing.assert_array_equal(again.history[name], values)
+
+
+def test_batches_come_to_the_same_numbers():
+    whole, by_halves = (
+        learn(with_precision, some_scenes(), KEY, e_step="exact", tolerance=1e-9, batch_size=size)
+        for size in (None, 12)
+    )
+    assert whole.converged and by_halves.converged
+    assert len(by_halves.objective) < len(whole.objective)
+    assert by_halves.params["precision"] == pytest.approx(float(whole.params["precision"]), 1e-3)
+    assert by_halves.objective[-1] == pytest.approx(whole.objective[-1], abs=1e-6)
+
+
+def test_a_scene_goes_on_from_its_last_match():
+    """Coordinate ascent at new numbers, in the same runs, does not lose to a search."""
+    first = expect(with_all, some_scenes(), "ds", KEY)
+    near = at(with_all, {"precision": 15.0})
+    again = expect(near, some_scenes(), "ds", KEY, first)
+    searched = expect(near, some_scenes(), "ds", KEY)
+    assert (again.scene == first.scene).all()
+    np.testing.assert_allclose(np.bincount(again.scene, again.weight), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(again.value, searched.value, atol=0.02)
+
+
 def test_a_bound_is_below_the_evidence():
     right = exact.run(with_all, some_scenes()).log_evidence
     for e_step in ("map", "ds"):
@@ -246,6 +319,7 @@ def with_data_that_depend(points=None, present=None):
         (with_templates, {}, "6 scenes are too few to learn 10 numbers"),
         (with_precision, {"e_step": "em"}, "no E-step 'em'; choose from exact, ds, map"),
         (with_precision, {"holdout": 1.0}, "holdout is a share"),
+        (with_precision, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
     ids=lambda x: x.__name__ if callable(x) else None,
 )

@@ -1,0 +1,65 @@
+"""Standard errors of what was learnt, from the observed information.
+
+The observed information is minus the slope of the score, and the score is the slope of the summed
+log evidence (or bound). By Fisher's identity a score takes an E-step alone, so central differences
+of scores do for every kind of E-step.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from inference.learning.params import Params, Values
+
+STEP = 0.3
+"""Of the differences, in standard errors of a parameter when all others are known."""
+
+_UNINFORMED = 1e-4  # of the largest information, below which a direction has none: a gauge
+
+Scores = Callable[[Float[np.ndarray, " n"]], Float[np.ndarray, "scenes n"]]
+"""The slope of each scene's log evidence, or bound, at some parameters."""
+
+
+def standard_errors(params: Params, flat: Float[np.ndarray, " n"], scores_at: Scores) -> Values:
+    """Standard errors of the values of all parameters (the delta method).
+
+    A parameter at its bound has none, and neither has a direction that no scene informs, such as
+    the size of vertices that the program normalises.
+    """
+    scale = 1 / np.sqrt((scores_at(flat) ** 2).sum(axis=0))
+    free = np.flatnonzero((flat < params.highest() - 1e-9) & np.isfinite(scale))
+    covariance = np.zeros((len(flat), len(flat)))
+    information = observed_information(flat, scores_at, scale, free) * np.outer(*2 * [scale[free]])
+    inverse = np.linalg.pinv(information, rcond=_UNINFORMED, hermitian=True)
+    covariance[np.ix_(free, free)] = inverse * np.outer(*2 * [scale[free]])
+    slopes = jax.jacfwd(params.values)(jnp.asarray(flat))
+    with np.errstate(invalid="ignore"):
+        return {
+            name: np.sqrt(np.einsum("...i,ij,...j->...", slope, covariance, slope))
+            for name, slope in jax.tree.map(np.asarray, slopes).items()
+        }
+
+
+def observed_information(
+    flat: Float[np.ndarray, " n"],
+    scores_at: Scores,
+    scale: Float[np.ndarray, " n"],
+    free: np.ndarray,
+) -> Float[np.ndarray, "free free"]:
+    """Minus the second derivatives of the summed log evidence in some of the parameters.
+
+    Args:
+        scale: the distance over which each parameter matters.
+        free: numbers of the parameters.
+    """
+    rows = []
+    for i in free:
+        step = np.zeros_like(flat)
+        step[i] = STEP * scale[i]
+        apart = scores_at(flat + step).sum(axis=0) - scores_at(flat - step).sum(axis=0)
+        rows.append(-apart[free] / (2 * step[i]))
+    information = np.array(rows)
+    return (information + information.T) / 2
