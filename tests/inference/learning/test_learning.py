@@ -234,6 +234,7 @@ def test_with_exact_e_steps_the_evidence_never_falls():
     assert learned.objective[-1] > learned.objective[0] + 1
 
 
+@pytest.mark.slow
 def test_every_method_takes_the_learnt_program():
     learned = learnt("exact")
     result = exact.run(learned.program, some_scenes())
@@ -276,12 +277,14 @@ def test_a_scene_goes_on_from_its_last_match():
     np.testing.assert_allclose(again.value, searched.value, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_bound_is_below_the_evidence():
     right = exact.run(with_all, some_scenes()).log_evidence
     for e_step in ("map", "ds"):
         assert (expect(with_all, some_scenes(), e_step, KEY).value <= right + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_held_out_scenes_are_not_learnt_from():
     whole = learn(with_all, some_scenes(), KEY, e_step="exact", num_steps=1, holdout=0.25)
     alone = learn(with_all, some_scenes().take(slice(18)), KEY, e_step="exact", num_steps=1)
