@@ -277,7 +277,7 @@ def infer(
     """Run a method by its name on one scene or a batch.
 
     The first arguments are as in `program_of`; `options` are those of the method, such as
-    `num_restarts`, and go before what the preset says.
+    `num_restarts`, and override the preset.
     """
     given: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     given |= {"preset": preset, "clutter": clutter, "visibility": visibility, "learned": learned}

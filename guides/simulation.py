@@ -31,7 +31,7 @@ class Draws(NamedTuple):
 
 
 Simulator = Callable[[Array, int], Draws]
-"""From a random key and a number of scenes, so many of them; none is empty."""
+"""Takes a random key and a number of scenes, and draws that many non-empty ones."""
 
 
 @functools.lru_cache(maxsize=8)  # compiled once for each program

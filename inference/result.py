@@ -58,7 +58,7 @@ class Result:
     """What only this method has to say; in a batch, a value for each scene."""
 
     def __post_init__(self) -> None:
-        """A result that cannot be true is none, whichever method it comes from."""
+        """Reject non-finite or unnormalised results."""
         rows = np.abs(self.match_probs.sum(axis=-1) - 1.0).max(axis=-1)
         sound = np.isfinite(self.pose_mean).all(axis=(-2, -1)) & (rows < _ROUNDING)
         for bound in (self.elbo, self.log_evidence):
@@ -66,9 +66,9 @@ class Result:
         if not np.all(sound):
             which = f" of scene {np.flatnonzero(~sound)[0]}" if self.is_batch else ""
             raise InputError(
-                f"{self.method} came to no probabilities{which}: with the numbers of the program "
-                "and the scene the digits of a float do not suffice; choose units in which points "
-                "are about 1, and look for extreme numbers in the priors and the precision"
+                f"{self.method} produced non-finite or unnormalised probabilities{which}; rescale "
+                "the points to about [-1, 1], and look for extreme numbers in the priors and the "
+                "precision"
             )
 
     @property

@@ -86,7 +86,7 @@ def faces(
 def faces_program(
     factors: FactorAnalyser, centres: Float[np.ndarray, "5 2"], num_faces: int
 ) -> Program:
-    """The program of scenes with so many faces. Keep it: methods compile once for each program."""
+    """The program for scenes of `num_faces` faces. Keep it: methods compile once per program."""
     return partial(faces, parts=face_parts(factors, centres, num_faces))
 
 

@@ -40,7 +40,7 @@ def evaluate(
     preset: Preset = "default",
     restarts: Restarts = None,
     limit: Annotated[
-        int | None, typer.Option(help="Only the first so many scenes, empty ones counted.")
+        int | None, typer.Option(help="Only the first N scenes, counting empty ones.")
     ] = None,
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,

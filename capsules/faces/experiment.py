@@ -189,7 +189,7 @@ def true_scene(
 
 
 class Cell(NamedTuple):
-    """Scenes with so many faces."""
+    """Scenes with `num_faces` faces each."""
 
     num_faces: int
     occluded: bool = False

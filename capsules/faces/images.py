@@ -164,7 +164,9 @@ def _read(path: Path) -> Float[np.ndarray, "224 224"]:
     try:
         image = np.asarray(imread(path), float)
     except Exception as error:  # a damaged file makes the reader raise nearly anything
-        raise InputError(f"cannot read {path} as a PNG image ({error}); save it anew") from error
+        raise InputError(
+            f"cannot read {path} as a PNG image ({error}); save it again as PNG"
+        ) from error
     if image.shape[:2] != (CANVAS, CANVAS):
         raise InputError(
             f"the image {path} has {image.shape[1]} x {image.shape[0]} pixels, wanted {CANVAS} x "

@@ -18,7 +18,7 @@ from models.faces import GEOMETRIC, FactorAnalyser
 from models.scenes import Scene, join
 
 MAX_FACES = 12
-_TRIES = 300  # places that are tried for a face before its scene is begun anew
+_TRIES = 300  # places to try for a face before its scene is drawn again
 _SAMPLED = 150  # pixels of a part, or of the outline, that stand for all of them
 SEEN_SHARE = 0.5
 """A part is observed if more than this share of it can be seen."""

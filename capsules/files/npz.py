@@ -19,7 +19,7 @@ from capsules.files.paths import check_input, reason_of
 from models.errors import InputError
 
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 100
-"""Bytes that a file may unpack to; more if it is at most so many times the file itself."""
+"""Bytes that a file may unpack to, unless its compression ratio is below the limit."""
 
 SCENES = "an npz file of plain arrays `points`, `present`, `object`, as `capsules sample` writes it"
 

@@ -67,7 +67,7 @@ class SceneFile:
             return checked_arrays(Scene(**arrays))
 
     def occupied(self, limit: int | None = None) -> Int[np.ndarray, " scenes"]:
-        """The numbers of the scenes that have points, among the first so many."""
+        """The numbers of the non-empty scenes among the first `limit`."""
         count = len(self) if limit is None else min(limit, len(self))
         header = self._headers["present"]
         at_a_time = (1 << 24) // header.row_bytes

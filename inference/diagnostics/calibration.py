@@ -68,7 +68,7 @@ def calibrate(
         method: a function of program, scene and `rng_key`.
         present: which rows of a scene are points.
         num_features: of a point.
-        num_samples: with which each truth is ranked; those of a sampler are thinned to so many.
+        num_samples: draws that each truth is ranked among; chains are thinned to this number.
         together: give the method all scenes at once, as a batch, where it takes one (`cavi.run`,
             `svi.run`); much quicker.
     """

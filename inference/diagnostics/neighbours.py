@@ -25,7 +25,7 @@ REACH = 12.0
 """Nats below the best match at which the search does not go on."""
 
 LISTED = 5040
-"""Scenes of so many matches or fewer are searched whole: seven points of seven parts."""
+"""Largest number of matches to search exhaustively: seven points on seven parts."""
 
 _DRAWN = 512  # matches of the prior that the search begins at in other scenes
 _KEPT = 1000  # Normals, at most

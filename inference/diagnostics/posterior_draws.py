@@ -49,7 +49,7 @@ def draws_of(
 
 
 def _divided(draws: Mapping[str, np.ndarray], num_chains: int) -> dict[str, np.ndarray]:
-    """Independent draws, in so many chains; a remainder is left out."""
+    """Independent draws arranged in `num_chains` chains; a remainder is dropped."""
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
     length = len(flat["pose"]) // num_chains
     return {

@@ -71,8 +71,8 @@ def to_arviz(
         reference: what to relabel by: a result for the same scene, or a frame; by default the
             result itself.
         names: what to call the objects; by default the shapes that they have, or numbers.
-        predictive: draw from the prior, and points anew from prior and posterior. False leaves
-            these groups out, which is quicker; R-hat, LOO and comparisons do not need them.
+        predictive: draw from the prior, and replicate the points under prior and posterior. False
+            leaves these groups out, which is quicker; R-hat, LOO and comparisons do not need them.
         match: have the match in `posterior` and `prior` too, as zeros and ones for each pair of a
             point and a part: many numbers, which would fill the screen of `az.summary`.
     """
@@ -110,11 +110,11 @@ def to_arviz(
     if predictive:
         prior = prior_draws(program, scene, prior_key, num_samples)
         again = by_chain(replicate(program, scene, drawn, again_key)[:, present])
-        anew = replicate(program, scene, prior, points_key)[None][:, :, present]
+        replicated = replicate(program, scene, prior, points_key)[None][:, :, present]
         prior_sites = _sites({name: x[None] for name, x in prior.items()}, present, match)
         groups |= {
             "prior": Group(prior_sites, dims),
-            "prior_predictive": Group({"points": anew}, points),
+            "prior_predictive": Group({"points": replicated}, points),
             "posterior_predictive": Group({"points": again}, points),
         }
     return make_data(groups, coords)

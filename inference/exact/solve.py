@@ -59,7 +59,7 @@ def run(
     points with their probabilities, and `best_match`, the part of each row in the best match. The
     best match need not have the most probable partition, which sums over many matches, and where
     identical objects tie the two may name them differently. Partitions are listed as far as it is
-    proven that no other one goes before them; `proven` says so of the first.
+    proven to be more probable than all others; `proven` says so of the first.
     """
     report = reporter(progress_bar)
     return solve.solve(
@@ -113,7 +113,7 @@ def _solved(problem: Problem, report: Report) -> Result:
 
 
 def _proven_only(result: Result) -> Result:
-    """Without partitions that others, which are not listed, might go before."""
+    """Drop partitions that unlisted ones might outrank."""
     assert result.partitions is not None
     unlisted = result.details["unlisted"]
     proven = [

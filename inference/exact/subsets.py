@@ -62,7 +62,7 @@ class Level(NamedTuple):
 
 
 def count_placements(num_points: int, num_parts: int) -> int:
-    """Pairs of rows of an object with so many parts."""
+    """Number of pairs of rows of an object with `num_parts` parts."""
     halves = (num_parts // 2, num_parts - num_parts // 2)
     return math.prod(
         sum(math.comb(half, size) * math.perm(num_points, size) for size in range(half + 1))

@@ -1,7 +1,7 @@
 """What the program says of given draws: densities, densities of points, and replicated points.
 
 Everything is read from the program with the match summed out. Draws are dictionaries by site with
-one leading axis, without `match`; they are worked off in blocks of one size, so that each function
+one leading axis, without `match`; they are evaluated in blocks of one size, so that each function
 compiles once for a program and a shape of scene.
 """
 

@@ -98,7 +98,7 @@ def result_of_draws(
 ) -> Result:
     """Moments of the draws and the most frequent partition.
 
-    Where it is not given, `converged` goes by the worst R-hat, of the log density `lp` and of the
+    By default `converged` depends on the worst R-hat, of the log density `lp` and of the
     poses after they were relabelled (`inference.posterior.relabel`), as `az.summary` has it. So
     chains that sit in modes that are images of each other count as converged, and the poses of such
     modes have to be brought to a common frame before they are averaged; chains in modes that are no

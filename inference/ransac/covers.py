@@ -37,7 +37,7 @@ def best_cover(
     exchangeable: the first of them gets the earlier candidate, or none if there is only one.
 
     Args:
-        promise: the least that the objects after each one can add where so many points are free.
+        promise: a lower bound on what the objects after each one add, by the number of free points.
     """
     some, rows = candidates.claims.shape[1:]
     num_objects = len(kind)

@@ -19,7 +19,7 @@ from models.numerics.linalg import inverse_and_log_det
 from models.program.reading import LinearGaussianModel
 
 MAX_TUPLES = 4096
-"""Tuples of points that are tried; where a scene has more, so many are drawn at random."""
+"""Largest number of point tuples to try; larger scenes try a random subset of this size."""
 
 MAX_CANDIDATES = 64
 """Hypotheses of each template that compete for the points, no two with the same points."""

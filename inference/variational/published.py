@@ -9,7 +9,7 @@ differs from the paper's text, and from `inference.cavi`, in ways that its numbe
   column the dummy rows take.
 - The precision doubles whenever the ELBO has settled, while it is below its full value: from 500 it
   ends at 16,000.
-- Whenever the ELBO has settled in a sparse solution the run begins anew, *within* its 500 steps.
+- Whenever the ELBO has settled in a sparse solution the run restarts, *within* its 500 steps.
   All of those are made, and the run ends wherever it is then.
 - The restart with the highest ELBO is taken. (The published script also stops at the first restart
   that is right by the truth, which no method may know; it is left out here.)

@@ -32,7 +32,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def mesh_of(devices: int) -> Mesh | None:
-    """The first so many devices of this process; none where there is nothing to cut."""
+    """A mesh of the first `devices` local devices, or None for a single one."""
     there = jax.local_devices()
     if not 1 <= devices <= len(there):
         raise InputError(

@@ -37,7 +37,7 @@ _FIRST_ITERATIONS = 3  # for a whole batch
 _MAX_ITERATIONS = 200  # for what is left; more than 30 have not been seen
 _PATIENCE = 40  # iterations from a warm start before starting cold
 _SMALL_BATCH = 64
-_SHARE = 8  # one in so many of a batch, the worst first, is worked on after the first iterations
+_SHARE = 8  # after the first iterations only the worst 1 in 8 of a batch is worked on
 _EASY_SPREAD = 8.0  # nats between entries that Newton takes from a cold start
 _LONGEST_STEP = 30.0  # nats; a step from a nearly flat spot is not to be trusted further
 
