@@ -64,17 +64,18 @@ def simulator_of(program: Program) -> Simulator:
 
 
 def some(draws: Draws, count: int) -> Draws:
-    """So many scenes that are not empty; repeated if there are too few."""
+    """So many scenes that are not empty, repeated if there are too few; zero in absent rows."""
     full = np.flatnonzero(draws.present.any(axis=1))
     if not len(full):
         raise InputError(
             f"none of {len(draws.present)} scenes drawn from the program has a point; raise the "
             "probability of objects to be there"
         )
-    return draws.take(np.resize(full, count))
+    points = np.where(draws.present[..., None], draws.points, 0.0)
+    return draws._replace(points=points).take(np.resize(full, count))
 
 
-def as_arrays(draws: Draws) -> Draws:
-    """For a network: 32-bit numbers, zero in absent rows."""
-    points = jnp.asarray(np.where(draws.present[..., None], draws.points, 0.0), jnp.float32)
-    return Draws(points, jnp.asarray(draws.present), jnp.asarray(draws.part, jnp.int32))
+def as_arrays(draws: Any) -> Any:
+    """A tree of draws for a network: 32-bit numbers."""
+    kinds = {"f": jnp.float32, "i": jnp.int32}
+    return jax.tree.map(lambda x: jnp.asarray(x, kinds.get(x.dtype.kind)), draws)

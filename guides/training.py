@@ -7,6 +7,7 @@ its checkpoint and ends in the same weights as one that was not.
 import contextlib
 import errno
 import json
+import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from guides.simulation import Draws, Simulator, as_arrays
+from guides.simulation import as_arrays
 from models.errors import InputError
 
 SAVED_EVERY = 500
@@ -28,8 +29,10 @@ SAVED_EVERY = 500
 REPORTED_EVERY = 10
 
 Network = TypeVar("Network", bound=eqx.Module)
-Loss = Callable[[Any, Draws, Array], Float[Array, ""]]
+Loss = Callable[[Any, Any, Array], Float[Array, ""]]
 """Of a network, a batch of draws, and a key."""
+Source = Callable[[Array, int], Any]
+"""From a key and a number, so many draws: a tree of arrays with a row for each."""
 Report = Callable[[int, int], None]
 """Called with (steps done, steps in all) now and then."""
 
@@ -50,7 +53,7 @@ class Plan(NamedTuple):
 def train(
     network: Network,
     loss: Loss,
-    simulator: Simulator,
+    simulator: Source,
     optimizer: optax.GradientTransformation,
     plan: Plan,
     rng_key: Array,
@@ -73,7 +76,7 @@ def train(
     draw_key, loss_key = jax.random.split(rng_key)
 
     @jax.jit
-    def step(state: Any, batch: Draws, i: Array) -> Any:
+    def step(state: Any, batch: Any, i: Array) -> Any:
         weights, memory, losses = state
 
         def mean_loss(weights: Any) -> Float[Array, ""]:
@@ -90,8 +93,8 @@ def train(
             scenes = plan.batch_size * plan.batches_in_a_draw
             drawn = simulator(jax.random.fold_in(draw_key, number), scenes)
         place = (i % plan.batches_in_a_draw) * plan.batch_size
-        assert drawn is not None
-        batch = as_arrays(drawn.take(slice(place, place + plan.batch_size)))
+        some = slice(place, place + plan.batch_size)
+        batch = as_arrays(jax.tree.map(operator.itemgetter(some), drawn))
         state = step(state, batch, jnp.asarray(i))
         if (i + 1) % REPORTED_EVERY == 0 or i + 1 == plan.num_steps:
             jax.block_until_ready(state[2])

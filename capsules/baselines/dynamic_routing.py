@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Int
 from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, route_scenes
 from inference.method import Report, method
 from inference.result import Result
-from models.errors import InputError
 from models.program.sites import Program
 from models.scenes import Scene
 
@@ -106,11 +105,6 @@ def run(
     Args:
         num_restarts: runs from random logits; the one whose votes agree most wins.
     """
-    if num_restarts < 1:
-        raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
-
-    def make(ways: Ways) -> Route:
-        return make_route(ways, num_restarts, settings)
-
-    steps = settings.num_iterations
-    return route_scenes("dynamic_routing", program, scene, rng_key, make, steps, progress_bar)
+    return route_scenes(
+        "dynamic_routing", make_route, program, scene, rng_key, num_restarts, settings, progress_bar
+    )

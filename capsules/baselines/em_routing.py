@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, route_scenes
 from inference.method import Report, method
 from inference.result import Result
-from models.errors import InputError
 from models.program.sites import Program
 from models.scenes import Scene
 
@@ -149,11 +148,6 @@ def run(
         num_restarts: runs from random votes; the one that gives all votes the highest density
             wins.
     """
-    if num_restarts < 1:
-        raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
-
-    def make(ways: Ways) -> Route:
-        return make_route(ways, num_restarts, settings)
-
-    steps = settings.num_iterations
-    return route_scenes("em_routing", program, scene, rng_key, make, steps, progress_bar)
+    return route_scenes(
+        "em_routing", make_route, program, scene, rng_key, num_restarts, settings, progress_bar
+    )

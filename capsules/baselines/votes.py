@@ -121,14 +121,22 @@ def best_of(
 
 def route_scenes(
     name: str,
+    make_route: Callable[[Ways, int, Any], Route],
     program: Program,
     scene: Scene,
     rng_key: Array,
-    make_route: Callable[[Ways], Route],
-    steps: int,
+    num_restarts: int,
+    settings: Any,
     progress_bar: bool | Report,
 ) -> Result:
-    """Route each scene of a batch; the result has no bound, since routing has none."""
+    """Route each scene of a batch; the result has no bound, since routing has none.
+
+    Args:
+        make_route: from the ways, the number of restarts and the settings, which have
+            `num_iterations`.
+    """
+    if num_restarts < 1:
+        raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
     scenes = scene.batch()
     reading = read_scenes(program, scenes)
     if not isinstance(reading, Reading):
@@ -137,7 +145,7 @@ def route_scenes(
     if reading.skeleton.has_clutter:
         raise InputError(f"{name} knows of no clutter; give a program without slots for it")
     ways = ways_of(reading.at(0).parts)
-    route = make_route(ways)
+    route = make_route(ways, num_restarts, settings)
 
     @jax.jit
     @jax.vmap
@@ -164,6 +172,6 @@ def route_scenes(
         labels=partition(match_probs, owner, scenes.present),
         owner=owner,
         converged=np.ones(count, bool),
-        steps=np.full(count, steps),
+        steps=np.full(count, settings.num_iterations),
         details={"activation": routed.activation},
     )

@@ -11,6 +11,7 @@ from capsules.commands.scale import Fresh, open_store, say_what_is_there
 from capsules.commands.shared import keep_compiled_code, progress_of_blocks
 
 ALL_METHODS = "gmm,ds,ransac,exact,em_routing"
+STEPS = 2000
 
 
 class Study(StrEnum):
@@ -19,8 +20,10 @@ class Study(StrEnum):
     table1 = "table1"
     beta = "beta"
     mask = "mask"
+    examples = "examples"
     faces = "faces"
     all = "all"
+    equivariance = "equivariance"
 
 
 def reproduce(
@@ -28,7 +31,8 @@ def reproduce(
         Study,
         typer.Argument(
             help="The main table, the study of the initial beta, its tables with the ground-truth "
-            "mask, the faces experiment, or all of them."
+            "mask, pictures of example scenes, the faces experiment, all of these, or the study of "
+            "PCAE's parts."
         ),
     ],
     scenes: Annotated[
@@ -63,6 +67,12 @@ def reproduce(
     more: Annotated[
         bool, typer.Option("--more", help="Scenes of up to 10 faces; the paper has 5.")
     ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Training steps of each network of equivariance.", show_default=f"{STEPS}"
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write to.")] = Path(
         "results"
     ),
@@ -72,7 +82,9 @@ def reproduce(
 
     Each cell has the paper's number and ours: under the settings of the paper's
     text, under those of the code published with it, and by default. Faces are
-    drawn ones, not the paper's photographs, which are not ours to ship. The
+    drawn ones, not the paper's photographs, which are not ours to ship.
+    [bold]equivariance[/bold] trains PCAE, the part autoencoder, on the digit 4 and
+    measures how its parts follow a turn. The
     tables are printed and written to DIR as Markdown, CSV and a figure. What was
     computed is kept there: the same command goes on after an interruption and
     ends in the same numbers.
@@ -84,13 +96,24 @@ def reproduce(
       [cyan]capsules reproduce table1 --weights weights[/cyan]
       [cyan]capsules reproduce beta --methods ds --draws 100[/cyan]
       [cyan]capsules reproduce faces --more[/cyan]
+      [cyan]capsules reproduce examples --scenes published/[/cyan]
+      [cyan]capsules reproduce equivariance[/cyan]
     """
     from models.errors import InputError
 
-    if study is Study.faces and (scenes, methods, weights) != (None, ALL_METHODS, None):
+    others = (Study.faces, Study.equivariance)
+    if study in others and (scenes, methods, weights) != (None, ALL_METHODS, None):
         raise InputError(
             "--scenes, --methods and --weights are options of the constellations, but the study is "
-            "faces; leave them out"
+            f"{study}; leave them out"
+        )
+    if study is Study.examples and methods != ALL_METHODS:
+        raise InputError("--methods is for tables, but the study is examples; leave it out")
+    if study is Study.equivariance and draws is not None:
+        raise InputError("equivariance has no --draws, it takes digits; leave it out")
+    if study is not Study.equivariance and steps is not None:
+        raise InputError(
+            f"--steps is an option of equivariance, but the study is {study}; leave it out"
         )
     if study not in (Study.faces, Study.all) and (images, more) != (None, False):
         raise InputError(
@@ -99,12 +122,16 @@ def reproduce(
     if draws is not None and draws < 1:
         raise InputError(f"wanted at least one draw, got {draws}; try 250")
     keep_compiled_code()
+    if study is Study.equivariance:
+        return _equivariance(STEPS if steps is None else steps, seed, out, fresh)
     with_faces = study in (Study.faces, Study.all)
     if with_faces:  # read before the work: bad images are found out at once
         from capsules.faces.experiment import open_study
 
         faces = open_study(images)
-    if study is not Study.faces:
+    if study in (Study.examples, Study.all):
+        _examples(scenes, draws or 512, seed, weights, out)
+    if study not in (*others, Study.examples):
         _constellations(study, scenes, draws or 512, seed, methods, weights, out, fresh)
     if with_faces:
         reproduce_faces(faces, images is None, draws or 250, more, seed, out, fresh)
@@ -144,4 +171,33 @@ def _constellations(
         with progress_of_blocks() as report:
             numbers = dict(constellations.run_cells(cells, tests, seed, store, report))
         for path in write_tables(study, numbers, tests, out):
+            print(f"Wrote {path}.")
+
+
+def _examples(scenes: Path | None, draws: int, seed: int, weights: Path | None, out: Path) -> None:
+    from capsules.experiments.constellations import scene_sets
+    from capsules.experiments.examples import write_examples
+
+    for path in write_examples(scene_sets(scenes, draws, seed), weights, seed, out):
+        print(f"Wrote {path}.")
+
+
+def _equivariance(num_steps: int, seed: int, out: Path, fresh: bool) -> None:
+    from capsules.methods import key_of, networks
+
+    key_of(seed)  # before the work
+    networks("equivariance")
+    from capsules.experiments import digits
+    from capsules.experiments.equivariance_report import write_equivariance
+
+    fours = digits.fours()
+    wanted = digits.networks_of(seed)
+    with open_store(out / "blocks") as store:
+        entries = [digits.entry_of(network, fours, num_steps, store) for network in wanted]
+        if fresh:
+            store.forget(entries)
+        say_what_is_there(sum(map(store.has, entries)), len(entries))
+        with progress_of_blocks() as report:
+            found = digits.run_networks(wanted, fours, num_steps, store, report)
+        for path in write_equivariance(found, seed, out):
             print(f"Wrote {path}.")

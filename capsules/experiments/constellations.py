@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, SIGMAS
@@ -52,6 +53,8 @@ class Scenes(NamedTuple):
 
     scenes: Scene
     ccae: dict[str, Scores] | None
+    ccae_labels: Int[np.ndarray, "scenes N"] | None = None
+    """The object of each row by CCAE, also of rows that are absent."""
 
 
 Numbers = dict[str, Scores]
@@ -70,7 +73,7 @@ def study_cells(study: str, methods: Sequence[str], weights: Path | None = None)
             preset,
             MAIN_BETA if method in ("ds", "gmm") else None,
             sigma,
-            _weights_of(method, sigma, weights) if method in TRAINED else None,
+            weights_of(method, sigma, weights) if method in TRAINED else None,
         )
         for sigma in SIGMAS
         for method in methods
@@ -89,7 +92,8 @@ def study_cells(study: str, methods: Sequence[str], weights: Path | None = None)
     return list(dict.fromkeys(cells))
 
 
-def _weights_of(method: str, sigma: float, folder: Path | None) -> str:
+def weights_of(method: str, sigma: float, folder: Path | None) -> str:
+    """The file of a trained network for a noise level."""
     path = (folder or Path("weights")) / f"{method}-{sigma:.2f}.eqx"
     if not path.is_file():
         raise InputError(
@@ -119,7 +123,7 @@ def _stored(path: Path, draws: int) -> Scenes:
         predicted, present = (file[n][:draws][occupied] for n in ("ccae_object", "ccae_present"))
     owner = np.asarray(templates().owner)
     truth = np.where(scenes.present, scenes.object, -1)
-    return Scenes(scenes, ccae_scores(truth, predicted, present, owner))
+    return Scenes(scenes, ccae_scores(truth, predicted, present, owner), predicted.astype(int))
 
 
 def entries_of(

@@ -17,7 +17,7 @@ from capsules.experiments.constellations import MAIN_BETA, Cell, Numbers, Scenes
 from capsules.experiments.paper import PAPER, SIGMAS
 from capsules.files.paths import whole_file
 from inference.diagnostics.metrics import METRICS, Scores, Summary, paired_test, summarise
-from inference.plots.scenes import COLOURS, MARKERS, style
+from inference.plots.scenes import COLOURS, MARKERS, png, style
 
 NAMES = {
     "ccae": "CCAE",
@@ -87,7 +87,7 @@ def write_tables(
         contents = {
             ".md": markdown(report).encode(),
             ".csv": comma_separated(report).encode(),
-            ".png": _image(report),
+            ".png": png(plot_report(report)),
         }
         for suffix, content in contents.items():
             path = folder / f"{report.name}{suffix}"
@@ -299,9 +299,3 @@ def _panel(ax: Axes, rows: Sequence[Row], i: int, by_beta: bool) -> None:
                 )
     if by_beta:
         ax.set_xscale("log")
-
-
-def _image(report: Report) -> bytes:
-    file = io.BytesIO()
-    plot_report(report).savefig(file, dpi=110, format="png")
-    return file.getvalue()

@@ -20,7 +20,7 @@ from capsules.faces.rendering import render_poses, scene_rmse
 from capsules.faces.scenes import FaceScenes
 from capsules.files.paths import whole_file
 from inference.diagnostics.metrics import summarise
-from inference.plots.scenes import COLOURS, draw_objects, style
+from inference.plots.scenes import COLOURS, draw_objects, png, style
 
 DRAWN = (
     "Our faces are drawn by this project; they are not the photographs of the paper, which are not "
@@ -177,9 +177,9 @@ def write_report(
         "faces.md": markdown(tables, note).encode(),
         "faces.csv": comma_separated(numbers).encode(),
         "faces_scenes.csv": scenes_csv(numbers).encode(),
-        "faces.png": _png(plot_errors(numbers, drawn)),
-        "faces_factors.png": _png(plot_factors(study)),
-        "faces_images.png": _png(plot_images(study.images)),
+        "faces.png": png(plot_errors(numbers, drawn)),
+        "faces_factors.png": png(plot_factors(study)),
+        "faces_images.png": png(plot_images(study.images)),
     }
     for name, content in contents.items():
         with whole_file(folder / name) as file:
@@ -305,9 +305,3 @@ def _csv(lines: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, dpi=110, format="png")
-    return file.getvalue()

@@ -7,6 +7,7 @@ up (see `models.geometry`).
 """
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -254,6 +255,13 @@ def _marker(k: int) -> str:
 def style() -> Iterator[None]:
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the content of a .png file."""
+    file = io.BytesIO()
+    figure.savefig(file, dpi=110, format="png")
+    return file.getvalue()
 
 
 def _bound(result: Result) -> str:

@@ -1,0 +1,169 @@
+"""Are inferred parts equivariant? How far they are from where a turn of the scene should put them.
+
+A scene is turned by an angle alpha about its origin. A part with matrix A and place t, inferred of
+the scene as it was, should then have R A and R t, with R the turn by alpha. It may fail to in three
+ways: it looks the same at another angle (its own symmetry), it has changed places with a part that
+looks the same (a swap), or it is somewhere else (a failure).
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy.optimize import linear_sum_assignment
+
+from models.numerics.arrays import AnyArray
+
+ANGLES = np.arange(8) * np.pi / 4
+"""Of the scenes; the first is the one that all others are compared with."""
+
+NUM_TURNS = 72
+"""Turns at which two parts are compared: every five degrees."""
+
+NEAR_PLACE, NEAR_ANGLE = 3.0, 22.5
+"""Pixels and degrees within which a part is where it should be."""
+
+ALIKE = 0.85
+"""Cosine of the ink of two templates that look the same."""
+
+
+class Poses(NamedTuple):
+    """What was inferred of scenes at all `ANGLES`: part p puts its point v at matrix v + place."""
+
+    matrix: Float[AnyArray, "scenes angles K 2 2"]
+    place: Float[AnyArray, "scenes angles K 2"]
+    presence: Float[AnyArray, "scenes angles K"]
+
+
+class Residuals(NamedTuple):
+    """Of each part of each scene at each angle but the first, in units of place and in degrees."""
+
+    place: Float[np.ndarray, "scenes turned K"]
+    angle: Float[np.ndarray, "scenes turned K"]
+    symmetric_angle: Float[np.ndarray, "scenes turned K"]
+    """At the turn, among those at which the part looks the same, that is nearest."""
+    best_place: Float[np.ndarray, "scenes turned K"]
+    """At the relabelling of parts that look the same that brings places nearest."""
+    best_angle: Float[np.ndarray, "scenes turned K"]
+    """There, up to turns at which both look the same."""
+    still_place: Float[np.ndarray, "scenes turned K"]
+    """What `place` would be of parts that stay where they are."""
+    presence: Float[np.ndarray, "scenes turned K"]
+    """Absolute change of presence."""
+    weight: Float[np.ndarray, "scenes turned K"]
+    """Presence at the first angle: where a part is absent its pose means nothing."""
+
+
+def turn(angle: Float[AnyArray, "*batch"]) -> Float[np.ndarray, "*batch 2 2"]:
+    """The matrix of a turn."""
+    cosine, sine = np.cos(angle), np.sin(angle)
+    return np.stack([np.stack([cosine, -sine], -1), np.stack([sine, cosine], -1)], -2)
+
+
+def residuals(poses: Poses, alike: Bool[np.ndarray, "K K turns"]) -> Residuals:
+    """How far parts are from where they should be.
+
+    Args:
+        alike: whether part q, turned by a multiple of 360 / `NUM_TURNS` degrees, looks like part p
+            (`alike_templates`).
+    """
+    matrix, place, presence = (np.asarray(x, float) for x in poses)
+    R = turn(ANGLES[1:])
+    count, K = matrix.shape[0], matrix.shape[2]
+    wanted = np.einsum("ade,ske->sakd", R, place[:, 0])
+    wanted_matrix = np.einsum("ade,skef->sakdf", R, matrix[:, 0])
+    apart = np.linalg.norm(place[:, 1:, None] - wanted[:, :, :, None], axis=-1)
+    own, allowed = np.eye(K, dtype=bool), alike.any(axis=-1) | np.eye(K, dtype=bool)
+    turned = np.full((count, len(R), K, K), np.inf)
+    for p, q in np.argwhere(allowed):
+        offsets = np.flatnonzero(alike[p, q] | (own[p, q] & (np.arange(NUM_TURNS) == 0)))
+        angles = [
+            _angle_between(matrix[:, 1:, q], wanted_matrix[:, :, p] @ turn(offset))
+            for offset in offsets * 2 * np.pi / NUM_TURNS
+        ]
+        turned[:, :, p, q] = np.min(angles, axis=0)
+    weight = np.broadcast_to(presence[:, :1], apart.shape[:-1])
+    best = _relabelling(np.where(allowed, weight[..., None] * apart, np.inf))[..., None]
+    still = np.linalg.norm(place[:, :1] - wanted, axis=-1)
+    return Residuals(
+        place=apart[..., own],
+        angle=_angle_between(matrix[:, 1:], wanted_matrix),
+        symmetric_angle=turned[..., own],
+        best_place=np.take_along_axis(apart, best, axis=-1)[..., 0],
+        best_angle=np.take_along_axis(turned, best, axis=-1)[..., 0],
+        still_place=still,
+        presence=np.abs(presence[:, 1:] - presence[:, :1]),
+        weight=weight,
+    )
+
+
+def _angle_between(
+    found: Float[np.ndarray, "*batch 2 2"], wanted: Float[np.ndarray, "*batch 2 2"]
+) -> Float[np.ndarray, "*batch"]:
+    """Degrees of the turn nearest to found wanted^-1, 0 to 180; 0 where wanted is zero."""
+    (a, b), (c, d) = np.moveaxis(wanted, (-2, -1), (0, 1))
+    adjugate = np.stack([np.stack([d, -b], -1), np.stack([-c, a], -1)], -2)
+    change = found @ (adjugate * np.sign(a * d - b * c)[..., None, None])
+    sine, cosine = change[..., 1, 0] - change[..., 0, 1], change[..., 0, 0] + change[..., 1, 1]
+    return np.degrees(np.abs(np.arctan2(sine, cosine)))
+
+
+def _relabelling(
+    cost: Float[np.ndarray, "scenes turned K K"],
+) -> Int[np.ndarray, "scenes turned K"]:
+    """For each part the one in its place, at the least cost in all."""
+    flat = np.where(np.isfinite(cost), cost, 1e6).reshape(-1, *cost.shape[-2:])
+    return np.array([linear_sum_assignment(one)[1] for one in flat]).reshape(cost.shape[:-1])
+
+
+def summary(found: Residuals) -> dict[str, float]:
+    """Means weighted by presence, and the shares of parts that are right, swapped and lost.
+
+    A part is right within `NEAR_PLACE` and `NEAR_ANGLE`; it is swapped if it is right at the best
+    relabelling and up to symmetries only; else it is lost.
+    """
+    weight = found.weight / found.weight.sum()
+    right = (found.place <= NEAR_PLACE) & (found.angle <= NEAR_ANGLE)
+    mended = (found.best_place <= NEAR_PLACE) & (found.best_angle <= NEAR_ANGLE)
+    shares = {"right": right, "swapped": mended & ~right, "lost": ~mended & ~right}
+    means = {name: getattr(found, name) for name in Residuals._fields if name != "weight"}
+    return {name: float(np.sum(weight * x)) for name, x in (means | shares).items()}
+
+
+def ink_centres(templates: Float[AnyArray, "K height width"]) -> Float[np.ndarray, "K 2"]:
+    """Where the ink of each template has its mean, (x, y) in pixels from the centre."""
+    from capsules.baselines.pcae import grid
+
+    ink = np.asarray(templates, float)
+    total = ink.sum(axis=(1, 2))
+    x, y = ink.sum(axis=1) @ grid(ink.shape[2]), ink.sum(axis=2) @ grid(ink.shape[1])
+    return np.stack([x, y], axis=-1) / total[:, None]
+
+
+def alike_templates(templates: Float[AnyArray, "K height width"]) -> Bool[np.ndarray, "K K turns"]:
+    """Whether template q, turned about the centre of its ink, looks like template p.
+
+    Only the turns count at which two templates are most alike; a template that looks the same at
+    every turn has no angle, and all count.
+    """
+    from capsules.baselines.pcae import warp
+
+    ink, centres = np.asarray(templates, np.float32), ink_centres(templates)
+    size = 2 * ink.shape[1]
+
+    @jax.jit
+    @jax.vmap
+    def draw(one: Array, matrix: Array, place: Array) -> Array:
+        return warp(one, matrix, place, size)
+
+    def pictures(angle: float) -> Float[np.ndarray, "K pixels"]:
+        matrix = np.broadcast_to(turn(np.asarray(angle)), (len(ink), 2, 2)).astype(np.float32)
+        place = -np.einsum("kde,ke->kd", matrix, centres).astype(np.float32)
+        flat = np.asarray(draw(ink, matrix, place)).reshape(len(ink), -1)
+        return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+
+    turned = np.array([pictures(angle) for angle in np.arange(NUM_TURNS) * 2 * np.pi / NUM_TURNS])
+    cosine = np.einsum("pu,tqu->pqt", turned[0], turned)
+    peak = (cosine >= np.roll(cosine, 1, axis=-1)) & (cosine >= np.roll(cosine, -1, axis=-1))
+    return (cosine >= ALIKE) & (peak | (cosine >= ALIKE).all(axis=-1, keepdims=True))
