@@ -155,4 +155,4 @@ def test_the_code_of_matching_does_what_the_page_says(capsys):
     assert (names["joined"] == names["order"]).all()
     assert names["by_draw"].shape == (100,)
     shown = capsys.readouterr().out
-    assert "(1, 100, 1, 4)" in shown and "'points': ['match', 'pose'" in shown
+    assert "(1, 100, 1, 4)" in shown and "'points': ['pose', 'match'" in shown
