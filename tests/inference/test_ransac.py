@@ -162,6 +162,22 @@ def test_the_best_cover_is_that_of_all_sets(lack):
     assert 0 < greedy_too < 30  # taking the best first is often right and not always
 
 
+def test_a_promise_is_the_least_of_all_ways_to_go_on():
+    """Each object after the k-th has no point, or enough of those that are free."""
+    sizes, fewest, lack, stray = [4, 2, 5, 3], 3, 1.5, 0.7
+    found = promises(np.array(sizes), fewest, lack, 9, stray)
+    numbers = [[0, *range(min(fewest, n), n + 1)] for n in sizes]
+    for k, free in itertools.product(range(4), range(10)):
+        after = list(zip(sizes, numbers, strict=True))[k + 1 :]
+        ways = itertools.product(*(of for _, of in after))
+        costs = [
+            sum(lack * (n - e) - stray * e for (n, _), e in zip(after, way, strict=True) if e)
+            for way in ways
+            if sum(way) <= free
+        ]
+        assert found[k, free] == pytest.approx(min(costs))
+
+
 def test_a_greedy_explanation_by_hand():
     """The square of four points is taken first, and leaves nothing for the two triangles."""
     claims = np.zeros((2, 2, 6), bool)

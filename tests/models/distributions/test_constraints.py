@@ -28,7 +28,7 @@ HALVES = np.full((2, 2), 0.5)
 ROWS_ONLY = np.array([[0.7, 0.3], [0.6, 0.4]])
 NEGATIVE = np.array([[1.5, -0.5], [-0.5, 1.5]])
 EMPTY_ROW = np.array([[1.0, 0.0], [0.0, 0.0]])
-EXAMPLES = np.stack([SWAP, SHARED, HALVES, ROWS_ONLY, NEGATIVE, EMPTY_ROW])
+EXAMPLES = np.stack([SWAP, SHARED, HALVES, ROWS_ONLY, ROWS_ONLY.T, NEGATIVE, EMPTY_ROW])
 
 transform = DoublyStochasticTransform()
 forward = jax.jit(lambda matrix: transform(matrix))
@@ -38,9 +38,9 @@ log_jacobian = jax.jit(lambda matrix, image: transform.log_abs_det_jacobian(matr
 @pytest.mark.parametrize(
     ("constraint", "satisfied"),
     [
-        (permutation_matrix, [True, False, False, False, False, False]),
-        (assignment_matrix, [True, True, False, False, False, False]),
-        (doubly_stochastic, [True, False, True, False, False, False]),
+        (permutation_matrix, [True, False, False, False, False, False, False]),
+        (assignment_matrix, [True, True, False, False, False, False, False]),
+        (doubly_stochastic, [True, False, True, False, False, False, False]),
     ],
 )
 def test_each_matrix_of_a_batch_is_judged_by_itself(constraint, satisfied):
