@@ -1,7 +1,7 @@
 """`capsules faces demo`, and the part of `capsules reproduce` that is about faces."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,6 +70,55 @@ def demo(
         )
     save_picture(plot_faces(study, scenes, explained), out)
     print(f"The picture is in {out}.")
+
+
+@app.command()
+def film(
+    num_faces: Annotated[int, typer.Option("--faces", help="How many faces.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the scene and of random starts.")] = 0,
+    images: Images = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The film to write: .gif, or .mp4 with ffmpeg.")
+    ] = Path("faces.gif"),
+    speed: Annotated[int, typer.Option(help="Frames in a second.", min=1, max=50)] = 4,
+) -> None:
+    """Film coordinate ascent on a scene of faces, from a random match to the solution.
+
+    Each frame is a step: the parts in the colours of their faces, the faces as
+    they are imagined then, and the ELBO and the annealing parameter beta so far.
+
+    [bold]Examples[/bold]
+
+      [cyan]capsules faces film --faces 4 --out faces.gif[/cyan]
+    """
+    from capsules.files.paths import check_output, whole_file
+    from inference.plots.film import DPI, check_film_format, write_frames
+
+    check_film_format(out)
+    check_output(out)  # before the work
+    keep_compiled_code()
+    from matplotlib.figure import Figure
+
+    from capsules.faces.experiment import RESTARTS, open_study
+    from capsules.faces.report import draw_face_frames
+    from capsules.methods import key_of
+    from inference import cavi
+
+    key = key_of(seed)  # before the work
+    study = open_study(images)
+    scene = study.scenes(1, num_faces, seed).scene.take(0)
+    options: dict[str, Any] = {
+        "init_strategy": "uniform",
+        "fewest_points": 1,
+        "history": True,
+    }
+    with whole_file(out) as file:
+        result = cavi.run(study.program(num_faces), scene, key, num_restarts=RESTARTS, **options)
+        figure = Figure(figsize=(10.4, 3.6), dpi=DPI, layout="constrained")
+        frames = draw_face_frames(figure, study, result)
+        count = write_frames(figure, frames, file, out.suffix.lower(), speed)
+    print(result.status)
+    print(f"The film, of {count} frames, is in {out}.")
 
 
 @app.callback()

@@ -20,7 +20,10 @@ from capsules.faces.rendering import render_poses, scene_rmse
 from capsules.faces.scenes import FaceScenes
 from capsules.files.paths import whole_file
 from inference.diagnostics.metrics import summarise
+from inference.plots.film import states_of
+from inference.plots.fits import draw_history
 from inference.plots.scenes import COLOURS, draw_objects, png, style
+from inference.result import Result
 
 DRAWN = (
     "Our faces are drawn by this project; they are not the photographs of the paper, which are not "
@@ -86,6 +89,29 @@ def plot_faces(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> Fi
             below.set(title="error", xticks=[], yticks=[])
         figure.colorbar(error, ax=axes[1, 1:], shrink=0.9, pad=0.02, extend="max")
     return figure
+
+
+def draw_face_frames(figure: Figure, study: FaceStudy, result: Result) -> Iterator[Result]:
+    """Draw each step of coordinate ascent on a scene of faces into the figure, one after another.
+
+    Left the parts in the colours of their faces, in the middle the faces as they are imagined then,
+    right the ELBO and beta so far.
+
+    Args:
+        result: for a single scene, of `cavi.run(..., history=True)`.
+    """
+    states, steps = states_of(result), result.history or {}
+    for number, state in enumerate(states, start=1):
+        figure.clear()
+        parts, faces, history = figure.subplots(1, 3, width_ratios=[1.0, 1.0, 1.2])
+        draw_objects(parts, state.scene, state.labels, {})
+        parts.set(title=f"step {number} of {len(states)}", xlim=(-1, 1), ylim=(1, -1))
+        parts.set(xlabel="", ylabel="", xticks=[], yticks=[])
+        shown = state.pose_mean[np.unique(state.labels[state.labels >= 0])]
+        draw_picture(faces, render_poses(study.images, study.appearance, shown), "faces")
+        draw_history(history, steps, upto=number)
+        history.set_title(f"ELBO {float(steps['elbo'][number - 1]):.2f}")
+        yield state
 
 
 def plot_pictures(pictures: Mapping[str, Float[np.ndarray, "224 224"]]) -> Figure:

@@ -57,9 +57,24 @@ def write_film(
         names: what to call the objects.
     """
     states_of(result)  # a result without a history is refused before anything is opened
+    figure = Figure(figsize=(10.4, 3.9), dpi=DPI, layout="constrained")
+    frames = draw_frames(figure, result, parts, names)
+    return write_frames(figure, frames, file, ending, frames_per_second)
+
+
+def write_frames(
+    figure: Figure,
+    frames: Iterator[Result],
+    file: BinaryIO,
+    ending: str = ".gif",
+    frames_per_second: int = 4,
+) -> int:
+    """Write a film of what is drawn into a figure and return the number of its frames.
+
+    Args:
+        frames: draws the next frame each time that it is asked.
+    """
     with style():
-        figure = Figure(figsize=(10.4, 3.9), dpi=DPI, layout="constrained")
-        frames = draw_frames(figure, result, parts, names)
         write = _write_gif if ending == ".gif" else _write_mp4
         return write(file, figure, frames, frames_per_second)
 

@@ -1,8 +1,11 @@
 """Inference of faces: closed form of factor analysis, bounds, assignments, the published model."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from capsules.faces import experiment
 from capsules.faces.experiment import (
@@ -15,6 +18,8 @@ from capsules.faces.experiment import (
     open_study,
     run_blocks,
 )
+from capsules.faces.rendering import render_poses
+from capsules.faces.report import draw_face_frames
 from capsules.faces.scenes import FaceScenes, draw_factor_scores, face_points
 from capsules.store import Store
 from inference import cavi, exact, nuts, ransac
@@ -92,6 +97,23 @@ def test_appearance_is_the_closed_form_of_factor_analysis_with_missing_parts(stu
             np.testing.assert_allclose(fitted.pose_mean[i, k, 4:], mean, atol=1e-8)
             np.testing.assert_allclose(fitted.pose_covariance[i, k, 4:, 4:], covariance, atol=1e-8)
     assert hidden  # or nothing was tested of missing parts
+
+
+def test_a_film_has_a_frame_for_each_step(study, fitted):
+    result, blank = fitted.take(0), np.zeros_like(fitted.pose_mean[0])
+    history = {
+        "match_probs": np.stack([np.full_like(result.match_probs, 0.1), result.match_probs]),
+        "pose_mean": np.stack([blank, result.pose_mean]),
+        "elbo": np.array([-9.0, -1.0]),
+        "beta": np.array([0.1, 1.0]),
+    }
+    figure, pictures = Figure(), []
+    for _ in draw_face_frames(figure, study, replace(result, history=history)):
+        pictures.append(np.asarray(figure.axes[1].images[0].get_array()))
+    assert [picture.max() > 0.2 for picture in pictures] == [False, True]
+    expected = render_poses(study.images, study.appearance, result.pose_mean)
+    np.testing.assert_allclose(pictures[1], expected)
+    assert figure.axes[0].get_title() == "step 2 of 2"
 
 
 @pytest.fixture(scope="module")
