@@ -102,7 +102,7 @@ def test_a_scheduler_that_does_not_answer_is_a_sentence(path, tmp_path, monkeypa
         options = ["--method", "ransac", "--cluster", address, "--out", str(tmp_path / "out")]
         began = time.monotonic()
         result = CliRunner().invoke(cli.app, ["infer", str(path), "--all", *options])
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 15
     assert result.exit_code == cli.BAD_INPUT, result.output
     assert result.stderr.startswith(f"error: no Dask scheduler answers at {address} (")
     assert result.stderr.count("\n") == 1

@@ -23,7 +23,7 @@ from models.distributions.match import (
     PermutationMatch,
     weighted_sum,
 )
-from models.distributions.match_priors import typed_probs, uniform_probs
+from models.distributions.match_priors import presence_logits, typed_probs, uniform_probs
 from models.errors import InputError
 from models.numerics.sinkhorn import log_sinkhorn
 from tests import oracle
@@ -502,6 +502,16 @@ def test_typed_probs_are_the_marginals_of_all_matches_that_respect_the_types():
     expected = oracle.marginals(log_of(allowed), oracle.permutations(6))
     result = typed_probs(*map(jnp.asarray, (point_type, present, part_type)))
     np.testing.assert_allclose(result, expected, atol=1e-12)
+
+
+def test_presence_logits_are_those_of_each_pair():
+    """Two objects, of which the second is absent, and a slot for clutter."""
+    found = presence_logits(
+        np.array([1, 0]), 0.7, np.array([True, True, False]), np.array([0, 1, 2]), 0.2
+    )
+    point = [np.log(0.7), -np.inf, np.log(0.2)]
+    dummy = [np.log(0.3), 0.0, np.log(0.8)]
+    np.testing.assert_allclose(found, [point, point, dummy], rtol=1e-12)
 
 
 def test_a_weighted_sum_is_silent_about_what_is_not_matched():

@@ -86,7 +86,7 @@ def test_a_rounded_covariance_is_symmetric_and_has_a_factor():
     np.testing.assert_allclose(rounded_up(tilted), [[2.0, 0.75], [0.75, 3.0]], rtol=1e-13)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 2), (40, 5, 2), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(3, 5, 2), (40, 5, 2), (5, 40, 2), (1, 1, 1)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_sums_and_maxima_over_one_axis(shape, axis):
     values = np.random.default_rng(0).normal(size=shape)
