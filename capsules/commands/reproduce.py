@@ -178,8 +178,10 @@ def _examples(scenes: Path | None, draws: int, seed: int, weights: Path | None, 
     from capsules.experiments.constellations import scene_sets
     from capsules.experiments.examples import write_examples
 
-    for path in write_examples(scene_sets(scenes, draws, seed), weights, seed, out):
-        print(f"Wrote {path}.")
+    tests = scene_sets(scenes, draws, seed)
+    with open_store(out / "blocks"):  # makes the folder, for this run alone
+        for path in write_examples(tests, weights, seed, out):
+            print(f"Wrote {path}.")
 
 
 def _equivariance(num_steps: int, seed: int, out: Path, fresh: bool) -> None:

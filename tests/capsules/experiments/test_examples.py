@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from capsules import cli
 from capsules.experiments import examples
 from capsules.experiments.constellations import Scenes
 from capsules.experiments.examples import best_names, full_scenes, plot_examples, write_examples
@@ -66,3 +68,13 @@ def test_a_picture_for_each_noise_level(tmp_path, monkeypatch, stored, titles):
     ]
     rings = [[c for c in ax.collections if c.get_gid() == "wrong"] for ax in panels[:titles]]
     assert [bool(r) for r in rings] == [False, *([True] if stored else []), False, False]
+
+
+def test_the_command_makes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(examples, "infer", at_truth)
+    out = tmp_path / "new"
+    done = CliRunner().invoke(cli.app, ["reproduce", "examples", "--draws", "9", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert len(list(out.glob("examples_*.png"))) == 3
+    refused = CliRunner().invoke(cli.app, ["reproduce", "examples", "--methods", "ds"])
+    assert refused.exit_code == cli.BAD_INPUT

@@ -16,7 +16,7 @@ from inference import exact
 from inference.exact.permutations import make_plan, sum_over_matches
 from inference.exact.solutions import ordered
 from inference.learning import learn
-from inference.learning.expectation import expect
+from inference.learning.expectation import expect, join_expectations
 from inference.learning.information import observed_information, standard_errors
 from inference.learning.maximisation import Objective
 from inference.learning.params import Params, at, params_of
@@ -255,26 +255,37 @@ def test_rounds_that_are_done_are_not_done_again():
         np.testing.assert_array_equal(again.history[name], values)
 
 
-def test_batches_come_to_the_same_numbers():
-    whole, by_halves = (
-        learn(with_precision, some_scenes(), KEY, e_step="exact", tolerance=1e-9, batch_size=size)
+def test_batches_are_put_together():
+    """The E-steps of two halves are that of the whole, and two M-steps a round get further."""
+    halves = [some_scenes().take(x) for x in (slice(12), slice(12, 24))]
+    joined = join_expectations([expect(with_all, x, "exact", KEY) for x in halves], halves)
+    whole = expect(with_all, some_scenes(), "exact", KEY)
+    for found, wanted in zip(jax.tree.leaves(joined), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+    settings = {"e_step": "exact", "num_steps": 2, "tolerance": 0.0}
+    at_once, by_halves = (
+        learn(with_precision, some_scenes(), KEY, batch_size=size, **settings)
         for size in (None, 12)
     )
-    assert whole.converged and by_halves.converged
-    assert len(by_halves.objective) < len(whole.objective)
-    assert by_halves.params["precision"] == pytest.approx(float(whole.params["precision"]), 1e-3)
-    assert by_halves.objective[-1] == pytest.approx(whole.objective[-1], abs=1e-6)
+    assert by_halves.objective[-1] > at_once.objective[-1]
+    last = exact.run(by_halves.program, some_scenes()).log_evidence.mean()
+    assert by_halves.objective[-1] == pytest.approx(last, rel=1e-12)
 
 
 def test_a_scene_goes_on_from_its_last_match():
-    """Coordinate ascent at new numbers, in the same runs, does not lose to a search."""
+    """Coordinate ascent in the same runs goes uphill, and at new numbers ends where a search does.
+
+    Not always: some scenes have several optima.
+    """
     first = expect(with_all, some_scenes(), "ds", KEY)
-    near = at(with_all, {"precision": 15.0})
-    again = expect(near, some_scenes(), "ds", KEY, first)
-    searched = expect(near, some_scenes(), "ds", KEY)
+    again = expect(with_all, some_scenes(), "ds", KEY, first)
     assert (again.scene == first.scene).all()
     np.testing.assert_allclose(np.bincount(again.scene, again.weight), 1.0, rtol=1e-12)
-    np.testing.assert_allclose(again.value, searched.value, atol=0.02)
+    assert (again.value >= first.value - 1e-6).all()
+    near = at(with_all, {"precision": 15.0})
+    moved, searched = (expect(near, some_scenes(), "ds", KEY, last) for last in (first, None))
+    assert np.median(np.abs(moved.value - searched.value)) < 1e-3
+    assert (moved.value > searched.value - 1).all()
 
 
 @pytest.mark.slow
