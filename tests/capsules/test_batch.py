@@ -143,7 +143,7 @@ def test_other_settings_and_scenes_are_kept_apart(path, tmp_path):
     out = tmp_path / "out"
     arguments = ("infer", path, "--all", "--method", "ransac", "--out", out)
     assert run(*arguments).exit_code == 0
-    for other in (["--seed", 1], ["--precision", 100], ["--preset", "paper"]):
+    for other in (["--seed", 1], ["--precision", 100]):
         result = run(*arguments, *other)
         assert result.exit_code == 0 and "Resuming" not in result.stderr
     assert "Resuming: 4 of 4" in run(*arguments).stderr

@@ -348,6 +348,8 @@ KERNELS = {
 }
 """A step, a program, betas, and exact draws."""
 
+LONG = ("gibbs, sized",)
+
 
 def statistics(sites, points):
     """Moments of all sites, of poses with points, and which points are of one object."""
@@ -386,7 +388,9 @@ def scores(name, seed=0):
     return change.mean(axis=0) / spread * np.sqrt(len(points)), moved
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in KERNELS]
+)
 def test_a_step_leaves_the_posterior_as_it_is(name):
     found, moved = scores(name)
     assert min(moved.values()) > 0.03, moved
