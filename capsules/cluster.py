@@ -39,7 +39,7 @@ def client_of(address: str | None, workers: int) -> Iterator["Client"]:
     with contextlib.ExitStack() as stack:
         if address is None:
             options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": 0}
-            options |= {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+            options |= {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
             there: Any = stack.enter_context(distributed.LocalCluster(n_workers=workers, **options))
         else:
             there = address

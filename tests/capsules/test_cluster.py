@@ -58,7 +58,7 @@ def work(path, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def client():
-    options = {"processes": False, "dashboard_address": None, "threads_per_worker": 2}
+    options = {"processes": False, "dashboard_address": ":0", "threads_per_worker": 2}
     there = LocalCluster(n_workers=2, **options)
     with there, Client(there, set_as_default=False) as client:
         yield client

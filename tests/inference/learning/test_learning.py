@@ -255,6 +255,7 @@ def test_rounds_that_are_done_are_not_done_again():
         np.testing.assert_array_equal(again.history[name], values)
 
 
+@pytest.mark.slow
 def test_batches_are_put_together():
     """The E-steps of two halves are that of the whole, and two M-steps a round get further."""
     halves = [some_scenes().take(x) for x in (slice(12), slice(12, 24))]
