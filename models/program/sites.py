@@ -64,13 +64,24 @@ def trace_all(program: Program, scene: Scene, given: Values | None = None) -> di
 def log_prob_of(site: Site) -> Float[Array, ""]:
     """What a site adds to the log density of its program, as NumPyro counts it.
 
-    Compiled as a whole for each kind of distribution, whatever its numbers are. A class from
-    elsewhere may hold what its pytree does not have, and is asked itself.
+    Compiled as a whole for each kind of distribution, whatever its numbers are, where that is sure
+    to be the same.
     """
-    found = site["fn"]
-    known = all(type(part).__module__.startswith(("numpyro.", "models.")) for part in nested(found))
+    found, value = site["fn"], site["value"]
     scale = None if is_identically_one(site["scale"]) else site["scale"]
-    return (_compiled_log_prob if known else _log_prob)(found, site["value"], scale)
+    return (_compiled_log_prob if _is_plain(found, value) else _log_prob)(found, value, scale)
+
+
+def _is_plain(found: Distribution, value: Any) -> bool:
+    """Whether compiled code has the density of a value.
+
+    A class from elsewhere may hold what its pytree does not have. And compiled code has no check of
+    the support, by which NumPyro gives a value outside of it a density of zero.
+    """
+    if _is_traced((found, value)) or found.support is None:
+        return False
+    known = all(type(part).__module__.startswith(("numpyro.", "models.")) for part in nested(found))
+    return known and bool(np.all(found.support(np.asarray(value))))
 
 
 def _log_prob(found: Distribution, value: Any, scale: Any) -> Float[Array, ""]:
