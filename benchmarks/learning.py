@@ -123,7 +123,7 @@ def seconds_of_a_round(num_scenes: int = 1000, num_rounds: int = 11) -> Row:
 TRUTH = {
     "precision": np.array(200.0),
     "covariance": 0.3 * np.eye(4) + 0.1 * np.outer([1, -1, 1, 0], [1, -1, 1, 0]),
-    "presence": np.array(0.6),
+    "presence_prob": np.array(0.6),
 }
 """The numbers of a known program, which are to be found again from its scenes."""
 
@@ -132,7 +132,7 @@ def known(points=None, present=None):  # type: ignore[no-untyped-def]
     """A square, and a triangle that may be absent, begun at other numbers than `TRUTH`."""
     precision = numpyro.param("precision", 50.0, constraint=constraints.positive)
     covariance = numpyro.param("covariance", jnp.eye(4), constraint=constraints.positive_definite)
-    presence = numpyro.param("presence", 0.3, constraint=constraints.unit_interval)
+    presence = numpyro.param("presence_prob", 0.3, constraint=constraints.unit_interval)
     return presence_constellation(
         points,
         present,

@@ -17,6 +17,10 @@ from inference.learning.params import Params, Values
 STEP = 0.3
 """Of the differences, in standard errors of a parameter when all others are known."""
 
+MAX_STEP = 3e-3
+"""Of an unconstrained parameter. Where a posterior averages over symmetric matches, as of a square,
+the scores of single scenes are small and say nothing of how far a parameter can move."""
+
 _UNINFORMED = 1e-4  # of the largest information, below which a direction has none: a gauge
 
 Scores = Callable[[Float[np.ndarray, " n"]], Float[np.ndarray, "scenes n"]]
@@ -27,20 +31,29 @@ def standard_errors(params: Params, flat: Float[np.ndarray, " n"], scores_at: Sc
     """Standard errors of the values of all parameters (the delta method).
 
     A parameter at its bound has none, and neither has a direction that no scene informs, such as
-    the size of vertices that the program normalises.
+    the size of vertices that the program normalises. Not a number where the log evidence does not
+    curve down, as it may before learning has converged.
     """
     scale = 1 / np.sqrt((scores_at(flat) ** 2).sum(axis=0))
     free = np.flatnonzero((flat < params.highest() - 1e-9) & np.isfinite(scale))
+    information = observed_information(flat, scores_at, scale, free)
+    curved = np.diag(information) > 0
+    kept, flattened = free[curved], free[~curved]
+    information = information[np.ix_(curved, curved)]
+    # Directions are told apart by how informed they are in units of each parameter's own error.
+    size = 1 / np.sqrt(np.diag(information))
+    known = information * np.outer(size, size)
+    inverse = np.linalg.pinv(known, rcond=_UNINFORMED, hermitian=True)
     covariance = np.zeros((len(flat), len(flat)))
-    information = observed_information(flat, scores_at, scale, free) * np.outer(*2 * [scale[free]])
-    inverse = np.linalg.pinv(information, rcond=_UNINFORMED, hermitian=True)
-    covariance[np.ix_(free, free)] = inverse * np.outer(*2 * [scale[free]])
+    covariance[np.ix_(kept, kept)] = inverse * np.outer(size, size)
+
+    def error(slope: Float[np.ndarray, "*shape n"]) -> Float[np.ndarray, "*shape"]:
+        variance = np.einsum("...i,ij,...j->...", slope, covariance, slope)
+        depends = np.any(slope[..., flattened] != 0, axis=-1)
+        return np.sqrt(np.where(depends | (variance < 0), np.nan, variance))
+
     slopes = jax.jacfwd(params.values)(jnp.asarray(flat))
-    with np.errstate(invalid="ignore"):
-        return {
-            name: np.sqrt(np.einsum("...i,ij,...j->...", slope, covariance, slope))
-            for name, slope in jax.tree.map(np.asarray, slopes).items()
-        }
+    return {name: error(np.asarray(slope)) for name, slope in slopes.items()}
 
 
 def observed_information(
@@ -58,7 +71,7 @@ def observed_information(
     rows = []
     for i in free:
         step = np.zeros_like(flat)
-        step[i] = STEP * scale[i]
+        step[i] = min(STEP * scale[i], MAX_STEP)
         apart = scores_at(flat + step).sum(axis=0) - scores_at(flat - step).sum(axis=0)
         rows.append(-apart[free] / (2 * step[i]))
     information = np.array(rows)

@@ -191,6 +191,19 @@ def test_standard_errors_leave_out_what_nothing_informs():
     assert errors["b"] == pytest.approx(0.5 / np.sqrt(50) * np.exp(-0.1))
 
 
+def test_a_parameter_at_a_saddle_has_no_standard_error_and_others_have():
+    """Of a mean, and of a number whose log evidence curves up."""
+    params = Params({"a": np.zeros(()), "b": np.ones(())}, REAL_AND_POSITIVE, {"a": 1, "b": 1})
+    points = np.random.default_rng(0).normal(size=50)
+
+    def scores(flat):
+        return np.stack([points - flat[0], points + flat[1]], axis=1)
+
+    errors = standard_errors(params, np.array([0.1, -0.1]), scores)
+    assert errors["a"] == pytest.approx(1 / np.sqrt(50))
+    assert np.isnan(errors["b"])
+
+
 def with_all(points=None, present=None):
     """Two objects, some absent, with every number of the model open."""
     precision = numpyro.param("precision", 20.0, constraint=constraints.positive)
