@@ -80,8 +80,11 @@ def _is_plain(found: Distribution, value: Any) -> bool:
     """
     if _is_traced((found, value)) or found.support is None:
         return False
-    known = all(type(part).__module__.startswith(("numpyro.", "models.")) for part in nested(found))
-    return known and bool(np.all(found.support(np.asarray(value))))
+    pieces = [x for part in nested(found) for x in (part, *getattr(part, "transforms", ()))]
+    known = ("numpyro.", "models.distributions.")
+    if not all(type(piece).__module__.startswith(known) for piece in pieces):
+        return False
+    return bool(np.all(found.support(np.asarray(value))))
 
 
 def _log_prob(found: Distribution, value: Any, scale: Any) -> Float[Array, ""]:

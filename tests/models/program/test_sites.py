@@ -82,7 +82,10 @@ def test_values_outside_of_the_support_are_impossible():
     assert log_prob_of(site) == -jnp.inf
 
 
-def test_a_class_from_elsewhere_is_asked_itself():
+@pytest.mark.parametrize("module", ["tests", "models.constellation"])
+def test_a_class_from_elsewhere_is_asked_itself(monkeypatch, module):
+    """A user's own may stand in the file of a program."""
+    monkeypatch.setattr(Own, "__module__", module)
     expected = dist.Normal(0.0, 1.0).log_prob(VALUES).sum() + 3 * 1.7
     np.testing.assert_allclose(log_prob_of(site_of(Own(1.7))), expected, rtol=1e-12)
 
