@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from numpyro.distributions import Distribution, biject_to
 
 from models.errors import ConjugacyError, InputError
+from models.numerics.arrays import padded
 from models.program.batches import Open
 from models.program.reading import FACTORS
 from models.program.sites import described
@@ -37,12 +38,14 @@ class Conditions(NamedTuple):
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " runs"]]:
         """Values of all sites for some runs, and the log Jacobian of the continuous ones."""
         sites = {name: x[value] for name, x in self.values.items()}
-        log_jacobian = np.zeros(len(value))
-        for (name, prior), u in zip(self.continuous.items(), node.T, strict=True):
+        count = len(value)
+        log_jacobian = np.zeros(count)
+        for (name, prior), column in zip(self.continuous.items(), node.T, strict=True):
             transform = biject_to(prior.support)
-            x = transform(jnp.asarray(u))
-            log_jacobian += np.asarray(transform.log_abs_det_jacobian(jnp.asarray(u), x))
-            sites[name] = np.asarray(x)
+            u = jnp.asarray(column[padded(count)])
+            x = transform(u)
+            log_jacobian += np.asarray(transform.log_abs_det_jacobian(u, x))[:count]
+            sites[name] = np.asarray(x)[:count]
         return sites, log_jacobian
 
 

@@ -1,5 +1,11 @@
-"""Parameters of match priors: uniform, by type, and by which objects are present."""
+"""Parameters of match priors: uniform, by type, and by which objects are present.
 
+Compiled whole: operation by operation, each would be compiled once for every number of scenes.
+"""
+
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
@@ -15,6 +21,7 @@ def uniform_probs(num_parts: int) -> Float[Array, "N N"]:
     return jnp.asarray(np.full((num_parts, num_parts), 1.0 / num_parts))
 
 
+@jax.jit
 def typed_probs(
     point_type: Int[Array, " N"], present: Bool[Array, " N"], part_type: Int[Array, " N"]
 ) -> Float[Array, "N N"]:
@@ -32,6 +39,7 @@ def typed_probs(
     return jnp.where(present[:, None], points, dummy)
 
 
+@jax.jit
 def presence_logits(
     presence: Bool[Array, " K"] | Int[Array, " K"],
     visibility: ArrayLike,
@@ -64,21 +72,41 @@ def point_count(
 
     With `presence_logits` it makes every part and every slot independent of the others.
     """
-    num_objects = len(presence)
-    there = jnp.append(jnp.asarray(presence) > 0, False)[owner].sum()
-    seen = Binomial(there, visibility)
-    slots = int(np.sum(np.asarray(owner) == num_objects))
+    slots = int(np.sum(np.asarray(owner) == len(presence)))
+    seen = Binomial(_parts_there(presence, owner), visibility)
     if not slots:
         return seen
+    used = Binomial(slots, clutter_prob)
+    logits = _sum_logits(seen.total_count, seen.probs, used.probs, slots, len(owner))
+    # NumPyro's check of logits refuses counts that are impossible.
+    return CategoricalLogits(logits, validate_args=False)
+
+
+@jax.jit
+def _parts_there(
+    presence: Bool[Array, " K"] | Int[Array, " K"], owner: Int[AnyArray, " N"]
+) -> Int[Array, ""]:
+    """Number of parts of present objects."""
+    return jnp.append(jnp.asarray(presence) > 0, False)[owner].sum()
+
+
+@functools.partial(jax.jit, static_argnames=("slots", "most"))
+def _sum_logits(
+    there: Int[Array, ""],
+    visibility: Float[Array, ""],
+    clutter_prob: Float[Array, ""],
+    slots: int,
+    most: int,
+) -> Float[Array, " counts"]:
+    """Log probabilities of 0 to `most` points: a convolution of two binomials."""
     used = jnp.arange(slots + 1)
-    rest = jnp.arange(len(owner) + 1)[:, None] - used
+    rest = jnp.arange(most + 1)[:, None] - used
     possible = (rest >= 0) & (rest <= there)
-    log_prob = seen.log_prob(jnp.where(possible, rest, there))
+    log_prob = Binomial(there, visibility).log_prob(jnp.where(possible, rest, there))
     log_prob = jnp.where(possible, log_prob, -jnp.inf) + Binomial(slots, clutter_prob).log_prob(
         used
     )
     # A count that is impossible has log probability -inf, of which there must be no slope.
     some = possible.any(axis=1)
     logits = logsumexp(jnp.where(some[:, None], log_prob, 0.0), axis=1)
-    # NumPyro's check of logits refuses counts that are impossible.
-    return CategoricalLogits(jnp.where(some, logits, -jnp.inf), validate_args=False)
+    return jnp.where(some, logits, -jnp.inf)

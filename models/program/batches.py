@@ -15,6 +15,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from models.errors import ConjugacyError
+from models.numerics.arrays import padded
 from models.program.reading import FACTORS, LinearGaussianModel, look
 from models.program.sites import Program, Values, described
 from models.program.witness import testify
@@ -148,13 +149,17 @@ def _trace_batch(
         kept.extend([structure, leaves, skeleton_of(found)])
         return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
 
-    varying = iter(jax.vmap(read_one, out_axes=-1)(Scene(**scenes.observed), given))
+    count = len(scenes.points)
+    some, given = jax.tree.map(
+        lambda x: np.asarray(x)[padded(count)], (Scene(**scenes.observed), given)
+    )
+    varying = iter(jax.vmap(read_one, out_axes=-1)(some, given))
     if isinstance(kept[0], dict):
         return kept[0]
     structure, leaves, skeleton = kept
     flags = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
     model = [
-        np.asarray(next(varying)) if flag else np.asarray(leaf)[..., None]
+        np.asarray(next(varying))[..., :count] if flag else np.asarray(leaf)[..., None]
         for flag, leaf in zip(flags, leaves, strict=True)
     ]
     return Reading(

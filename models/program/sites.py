@@ -69,30 +69,38 @@ def log_prob_of(site: Site) -> Float[Array, ""]:
     """
     found, value = site["fn"], site["value"]
     scale = None if is_identically_one(site["scale"]) else site["scale"]
-    return (_compiled_log_prob if _is_plain(found, value) else _log_prob)(found, value, scale)
+    if found.support is None or not _is_known(found):
+        return _log_prob(found, value, scale)
+    if _is_traced((found, value)):
+        return _compiled_log_prob(found, value, scale, bool(found._validate_args))
+    # What is outside of the support is left to NumPyro.
+    inside = bool(np.all(found.support(np.asarray(value))))
+    return (_compiled_log_prob if inside else _log_prob)(found, value, scale)
 
 
-def _is_plain(found: Distribution, value: Any) -> bool:
-    """Whether compiled code has the density of a value.
-
-    A class from elsewhere may hold what its pytree does not have. And compiled code has no check of
-    the support, by which NumPyro gives a value outside of it a density of zero.
-    """
-    if _is_traced((found, value)) or found.support is None:
-        return False
+def _is_known(found: Distribution) -> bool:
+    """Whether a pytree holds all of a distribution; that of a user's own class may not."""
     pieces = [x for part in nested(found) for x in (part, *getattr(part, "transforms", ()))]
     known = ("numpyro.", "models.distributions.")
-    if not all(type(piece).__module__.startswith(known) for piece in pieces):
-        return False
-    return bool(np.all(found.support(np.asarray(value))))
+    return all(type(piece).__module__.startswith(known) for piece in pieces)
 
 
-def _log_prob(found: Distribution, value: Any, scale: Any) -> Float[Array, ""]:
+def _log_prob(
+    found: Distribution, value: Any, scale: Any, check_support: bool = False
+) -> Float[Array, ""]:
+    """The log density of a value.
+
+    Args:
+        check_support: NumPyro's check, by which a value outside of the support has a density of
+            zero; a distribution that goes through compiled code as a pytree loses it.
+    """
     log_prob = found.log_prob(value)
+    if check_support:
+        log_prob = jnp.where(found.support(value), log_prob, -jnp.inf)
     return jnp.sum(log_prob if scale is None else scale * log_prob)
 
 
-_compiled_log_prob = jax.jit(_log_prob)
+_compiled_log_prob = jax.jit(_log_prob, static_argnums=3)
 
 
 def nested(found: Distribution) -> Iterator[Distribution]:
