@@ -45,10 +45,10 @@ demo: $(INSTALLED) ## Run the demonstration
 # Three tiers: `make test` has everything once and small, without the mark `slow`; `make test-fast`
 # leaves out the mark `long` too; `make test-all` has everything.
 test: lint types ## Lint, check the types, run the tests and the notebooks
-	$(PYTEST) -m "not slow" --nbmake tests notebooks
+	$(PYTEST) -m "not slow" tests
 
 test-all: lint types ## The same with long runs, whole tables and the published scenes
-	$(PYTEST) --nbmake tests notebooks
+	$(PYTEST) tests
 
 test-fast: lint types ## The same without notebooks and without what takes long
 	$(PYTEST) -m "not slow and not long" tests

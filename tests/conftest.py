@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import importlib
 import os
 from collections.abc import Iterator
@@ -29,7 +30,13 @@ mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 MAX_MAPS = 30_000
 """Pieces of memory of a process, of which Linux allows 65,530; compiled code takes several each."""
 
-FIRST = (".ipynb", "test_edits.py", "test_cavi.py", "test_meanfield.py", "test_against_exact.py")
+FIRST = (
+    "test_notebooks.py",
+    "test_edits.py",
+    "test_cavi.py",
+    "test_meanfield.py",
+    "test_against_exact.py",
+)
 """What takes longest; begun last, one process would be waiting for it in the end."""
 
 LOWERED = {
@@ -45,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ends.index(True) if any(ends) else len(FIRST)
 
     items.sort(key=place)
+    gc.freeze()  # what the imports made: no garbage, and slow to look through again and again
 
 
 @pytest.fixture(scope="session")

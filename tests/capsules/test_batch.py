@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from capsules import batch, cli
+from capsules import batch, cli, methods
 from capsules.batch import Job, Work
 from capsules.experiments.generator import sample_scenes
 from capsules.files.scenes import SceneFile, load_scenes, save_scenes
@@ -20,6 +20,7 @@ from capsules.store import Store
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, score
 from models.errors import InputError
 from models.scenes import Scene
+from tests.capsules.stand_in import quick
 
 pytestmark = pytest.mark.long
 
@@ -89,6 +90,7 @@ def test_blocks_change_no_answer(path, tmp_path, plain):
     )
 
 
+@pytest.mark.slow
 def test_blocks_have_random_keys_of_their_own_and_the_first_that_of_the_method(monkeypatch, path):
     seeds = []
 
@@ -139,7 +141,9 @@ def test_work_goes_on_where_it_stopped(path, tmp_path, monkeypatch):
         ]
 
 
-def test_other_settings_and_scenes_are_kept_apart(path, tmp_path):
+def test_other_settings_and_scenes_are_kept_apart(path, tmp_path, monkeypatch):
+    ransac = methods.METHODS["ransac"]._replace(run=quick)
+    monkeypatch.setitem(methods.METHODS, "ransac", ransac)
     out = tmp_path / "out"
     arguments = ("infer", path, "--all", "--method", "ransac", "--out", out)
     assert run(*arguments).exit_code == 0

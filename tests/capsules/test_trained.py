@@ -41,6 +41,7 @@ def guide_file(folder, name="amortised-0.00.eqx"):
     return path
 
 
+@pytest.mark.slow
 def test_ccae_by_name_gives_each_point_the_object_of_its_capsule(tmp_path):
     path = ccae_file(tmp_path)
     result = infer("ccae", SCENES, weights=str(path))

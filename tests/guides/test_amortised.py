@@ -139,6 +139,7 @@ def upright_program(size):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_an_edited_prior_trains_again_says_so_and_is_better_on_its_own_scenes(tmp_path):
     said, steps = [], []

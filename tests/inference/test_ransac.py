@@ -220,6 +220,7 @@ RERUN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", TARGETS)
 def test_at_least_as_good_as_the_published_code(shared_data, sigma):
     scenes = load_scenes(shared_data / f"constellations_{sigma}.npz")
@@ -231,6 +232,7 @@ def test_at_least_as_good_as_the_published_code(shared_data, sigma):
     assert found["scene_accuracy"].mean() >= whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", RERUN)
 def test_the_published_variant_is_within_two_standard_errors(shared_data, sigma):
     scenes = load_scenes(shared_data / f"constellations_{sigma}.npz")
@@ -312,7 +314,9 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("design", TEMPLATES)
+@pytest.mark.parametrize(
+    "design", ["translation", "oriented_similarity", pytest.param("affine", marks=pytest.mark.slow)]
+)
 def test_any_pose_design(design):
     """Two random objects, moved at random and mixed up: found, with their poses."""
     rng = np.random.default_rng(1)

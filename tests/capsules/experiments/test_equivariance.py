@@ -124,6 +124,7 @@ def test_objects_of_the_program_look_the_same_as_they_should():
     assert (alike[1, 1] == SELF).all() and not alike[0, 1].any()
 
 
+@pytest.mark.slow
 def test_objects_of_our_model_are_equivariant():
     found = residuals(*poses_of_objects(4, seed=3))
     assert found.best_place[found.weight > 0].max() < 1e-3

@@ -75,6 +75,7 @@ def closed_form(factors: FactorAnalyser, scores: np.ndarray, seen: np.ndarray):
     return mean, np.eye(factors.num_factors) - gain @ loadings
 
 
+@pytest.mark.slow
 def test_assignments_are_right(scenes, fitted):
     assert same_partition(np.asarray(scenes.scene.object), fitted.labels).all()
     assert fitted.converged.all()

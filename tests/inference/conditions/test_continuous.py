@@ -19,7 +19,7 @@ from tests.inference.unknown_scalars import (
 
 pytestmark = pytest.mark.long
 
-IN_MAKE_TEST = {("sigma ~ HalfNormal", 1), ("visibility ~ Beta", 1)}
+IN_MAKE_TEST = {("sigma ~ HalfNormal", 1)}
 CASES = [
     pytest.param(name, size, marks=[pytest.mark.slow] * ((name, size) not in IN_MAKE_TEST))
     for size in (1, 3, 10, 40)

@@ -264,6 +264,7 @@ def test_the_band_holds_most_uniform_curves_and_not_others():
     assert narrow.any(axis=0).sum() >= 2
 
 
+@pytest.mark.slow
 def test_the_plot_has_a_curve_for_each_method_in_each_panel():
     figure = plot_calibration(
         {"right": calibrated(), "narrow": calibrated(100, shrink=0.5)}, ["triangle"]

@@ -190,6 +190,7 @@ def test_density_of_a_point_given_the_others(method):
         np.testing.assert_allclose(data.sample_stats.lp.values[1, draw], lp, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_out", [0, 3])
 def test_the_mean_density_of_a_point_left_out_is_the_ratio_of_exact_evidences(left_out):
     """E[p(x_m | others, pose)] over the posterior without point m is p(all) / p(others)."""

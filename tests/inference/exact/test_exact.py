@@ -155,6 +155,7 @@ def assert_partitions(result, wanted):
         assert prob == pytest.approx(truth, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_relabelling_the_points_permutes_the_answer():
     rng = np.random.default_rng(3)
     problems = [make_problem(rng, DESIGNS["similarity"], 3, logits="uniform") for _ in range(10)]
@@ -221,10 +222,8 @@ def test_typed_points_with_dummies_in_between():
         assert_is(result.take(i), oracle_inference.posterior(problem), problem)
 
 
-@pytest.mark.parametrize(
-    "objects",
-    [("triangle", "triangle"), pytest.param(("triangle", "square"), marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("objects", [("triangle", "triangle"), ("triangle", "square")])
 def test_templates_that_are_alike_share_their_tables(objects):
     """A fixed program, where identical objects are found and done once."""
     parts = stack(shapes(*objects))
@@ -248,7 +247,8 @@ def test_templates_that_are_alike_share_their_tables(objects):
 # --- an independent route -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_evidence_is_the_mean_likelihood_under_the_prior(seed):
     """Importance sampling from the prior of the poses, with the match summed out by `marginal`."""
     parts = TYPED_PARTS

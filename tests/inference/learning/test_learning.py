@@ -156,7 +156,10 @@ def slopes(program):
 @pytest.mark.parametrize(
     "program, name",
     [(with_four, n) for n in ("precision", "mean", "covariance", "logits", "triangle")]
-    + [(with_presence, n) for n in ("presence_prob", "visibility", "clutter_prob")]
+    + [
+        pytest.param(with_presence, n, marks=pytest.mark.slow)
+        for n in ("presence_prob", "visibility", "clutter_prob")
+    ]
     + [(with_twins, "of_twins")],
     ids=lambda x: x if isinstance(x, str) else None,
 )
@@ -255,6 +258,7 @@ def test_every_method_takes_the_learnt_program():
     assert learned.history["precision"][-1] == learned.params["precision"]
 
 
+@pytest.mark.slow
 def test_rounds_that_are_done_are_not_done_again():
     kept = []
     learned = learn(

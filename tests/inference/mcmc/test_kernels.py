@@ -348,7 +348,7 @@ KERNELS = {
 }
 """A step, a program, betas, and exact draws."""
 
-LONG = ("gibbs, sized",)
+LONG = ("gibbs, sized", "gibbs, scalars")
 
 
 def statistics(sites, points):

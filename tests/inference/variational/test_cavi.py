@@ -147,6 +147,7 @@ def test_a_whole_run_is_that_of_the_plain_reference():
 # --- the same again, and in any company ---------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_result(scenes, result):
     again = cavi.run(pair, scenes, jax.random.key(3), num_restarts=3)
     for name in ("match_probs", "pose_mean", "elbo", "steps"):
@@ -286,6 +287,7 @@ def test_a_run_that_is_cut_short_says_so(scenes):
     assert "of 12 scenes converged" in found.status
 
 
+@pytest.mark.slow
 def test_a_single_scene_has_a_single_answer(scenes):
     found = cavi.run(pair, scenes.take(2), jax.random.key(0), num_restarts=2, history=True)
     assert found.match_probs.shape == (5, 5)

@@ -376,6 +376,7 @@ def test_a_batch_is_the_loop(family):
             )
 
 
+@pytest.mark.slow
 @each_family
 def test_draws_of_a_batch(family):
     match = family.make(some_logits(17, batch=(2,)))

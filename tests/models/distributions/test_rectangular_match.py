@@ -95,6 +95,7 @@ def test_forbidden_pairs_have_no_share():
     assert impossible.log_normalizer == -np.inf
 
 
+@pytest.mark.slow
 def test_many_rows():
     """Forty rows that each clearly have their column: the permanent is that of one match."""
     columns = np.random.default_rng(7).permutation(60)[:40]
