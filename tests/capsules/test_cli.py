@@ -80,6 +80,7 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.strip() == "set()", done.stderr
 
 
+@pytest.mark.long
 def test_arviz_is_not_imported_by_the_commands():
     code = "import sys, capsules.methods, inference.plots\nassert 'arviz' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -478,6 +479,7 @@ def test_infer_explains_bad_points(tmp_path, name, content, pattern):
     assert_sentence(run("infer", tmp_path / name, "--method", "ransac"), pattern)
 
 
+@pytest.mark.long
 def test_evaluate_says_what_the_metrics_say(tmp_path):
     file, out = tmp_path / "scenes.npz", tmp_path / "out.json"
     save_scenes(file, SCENES)
@@ -564,6 +566,7 @@ def test_scenes_with_clutter_are_drawn_inferred_and_evaluated(tmp_path):
     assert_sentence(run("infer", scenes, "--method", "ransac"), "14 rows")
 
 
+@pytest.mark.long
 def test_parts_may_be_missing_where_visibility_says_so(tmp_path):
     scene = sample_scenes(12, seed=2, presence=1.0).take(0)
     points = np.delete(scene.points, 5, axis=0)

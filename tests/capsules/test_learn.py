@@ -13,6 +13,8 @@ from capsules.methods import program_of
 from models.program.reading import read
 from tests.capsules.test_cli import assert_sentence, run
 
+pytestmark = pytest.mark.long
+
 SCENES = sample_scenes(120, sigma=0.15, seed=5, objects=("triangle",))
 SHAPES = ("--shapes", "triangle")
 WHAT = "precision,pose,templates"

@@ -22,6 +22,8 @@ from inference.diagnostics.metrics import METRICS
 from models.constellation import PARTS
 from models.errors import InputError
 
+pytestmark = pytest.mark.long
+
 OWNER = np.asarray(PARTS.owner)
 SCENES = sample_scenes(12, seed=5)
 

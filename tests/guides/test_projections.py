@@ -11,6 +11,8 @@ from scipy.optimize import linear_sum_assignment
 from guides.projections import PROJECTIONS
 from tests import oracle, oracle_inference
 
+pytestmark = pytest.mark.long
+
 SIZE = 5
 
 

@@ -60,9 +60,10 @@ def scene_moments(parts: Parts, variant: str, precision: float) -> tuple[np.ndar
     return np.tile(offset.mean(axis=0), N), covariance.swapaxes(1, 2).reshape(N * d, N * d)
 
 
+@pytest.mark.long
 @each_variant
 @pytest.mark.parametrize(
-    ("parts", "draws"), [(PARTS, 5_000), (OFF_CENTRE, 20_000)], ids=["shapes", "off_centre"]
+    ("parts", "draws"), [(PARTS, 2_000), (OFF_CENTRE, 8_000)], ids=["shapes", "off_centre"]
 )
 def test_prior_draws_have_the_closed_form_moments(variant, parts, draws):
     program, _ = VARIANTS[variant]

@@ -14,6 +14,8 @@ from capsules.experiments.simulator import FIRST_SEED, paper_simulator
 from guides.simulation import as_arrays
 from models.constellation import PARTS
 
+pytestmark = pytest.mark.long
+
 OWNER = np.asarray(PARTS.owner)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from capsules.baselines import pcae
 from capsules.baselines.pcae import SIZE, Images, Pcae, warp
 
+pytestmark = pytest.mark.long
+
 RNG = np.random.default_rng(0)
 KEY = jax.random.key(0)
 

@@ -19,6 +19,8 @@ from capsules.experiments.equivariance_report import OURS, measured, table_rows,
 from capsules.store import Store
 from models.errors import InputError
 
+pytestmark = pytest.mark.long
+
 RNG = np.random.default_rng(0)
 QUARTERS = np.arange(NUM_TURNS) % (NUM_TURNS // 4) == 0
 SELF = np.arange(NUM_TURNS) == 0

@@ -28,6 +28,8 @@ from models.program.reading import read
 from models.scenes import Scene, join
 from models.templates import normalise, stack
 
+pytestmark = pytest.mark.long
+
 KEY = jax.random.key(0)
 REAL_AND_POSITIVE = {"a": constraints.real, "b": constraints.positive}
 TRIANGLE = np.array([[1.0, 2.0], [3.0, 1.0], [3.0, 3.0]])

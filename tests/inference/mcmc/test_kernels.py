@@ -36,6 +36,8 @@ from models.scenes import Scene, make_scene
 from models.templates import shapes, stack
 from tests import oracle_inference
 
+pytestmark = pytest.mark.long
+
 PARTS = jax.tree.map(np.asarray, stack(shapes("triangle", "triangle")))
 N, K, P = PARTS.num_parts, 2, 4
 COUNT = 3

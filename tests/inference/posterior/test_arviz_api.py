@@ -12,6 +12,8 @@ from inference.diagnostics.to_arviz import to_arviz
 from inference.posterior.arviz_api import Group, ess, make_data, mcse, pareto_k, rhat, summary
 from tests.inference.two_triangles import PROGRAM, result_of
 
+pytestmark = pytest.mark.long
+
 CHAINS = np.random.default_rng(0).normal(size=(4, 250))
 
 

@@ -19,6 +19,8 @@ from models.program.reading import LinearGaussianModel
 from models.scenes import Scene, make_scene
 from models.templates import shapes, stack
 
+pytestmark = pytest.mark.long
+
 NAMES = ("square", "triangle")
 PARTS = stack(shapes(*NAMES))
 PRECISION = 1e6

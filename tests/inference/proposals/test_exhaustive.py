@@ -16,6 +16,8 @@ from models.program.batches import read_scenes
 from models.scenes import make_scene
 from models.templates import shapes, stack
 
+pytestmark = pytest.mark.long
+
 VISIBILITY, PRESENT = 0.9, np.array([0.3, 0.6])
 
 

@@ -18,6 +18,8 @@ from models.scenes import make_scene
 from models.templates import shapes, stack
 from tests import oracle, oracle_inference
 
+pytestmark = pytest.mark.long
+
 PARTS = stack(shapes("square", "triangle"))
 CLUTTERED = stack(shapes("square", "triangle"), clutter=2)
 PREFERENCES = np.random.default_rng(4).normal(size=(7, 7))
@@ -106,6 +108,7 @@ def test_points_that_are_no_object_are_still_parts():
     assert result.elbo == pytest.approx(log_density_with_preferences(match, scene.points), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_dummy_rows_that_are_not_alike_have_one_order():
     """Then the density is that of a match of all rows, a lower bound still."""
     scene = make_scene(POINTS.points[:5], num_parts=7)

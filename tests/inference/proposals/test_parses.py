@@ -21,6 +21,8 @@ from models.scenes import Scene
 from models.templates import SHAPES, shapes, stack
 from tests import oracle
 
+pytestmark = pytest.mark.long
+
 KEY = jax.random.key(0)
 TRAPEZOIDS = stack(shapes("trapezoid", "trapezoid"))
 NAMES = ("square", "triangle", "square")

@@ -18,6 +18,8 @@ from models.scenes import make_scene
 from models.templates import shapes, stack
 from tests.problems import DESIGNS, make_problem, stack_problems
 
+pytestmark = pytest.mark.long
+
 SQUARE = stack(shapes("square", "triangle"))
 small = functools.partial(constellation, parts=SQUARE)
 

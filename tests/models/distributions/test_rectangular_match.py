@@ -16,6 +16,8 @@ from models.program.reading import read
 from models.scenes import make_scene
 from tests import oracle
 
+pytestmark = pytest.mark.long
+
 SHAPE = (3, 5)
 MATCHES = oracle.injections(*SHAPE)
 
