@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from capsules.baselines import pcae
 from capsules.baselines.pcae import SIZE, Images, Pcae, warp
