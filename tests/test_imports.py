@@ -16,8 +16,7 @@ ALLOWED = {
 }
 FOLDERS = {*ALLOWED, "notebooks", "tests"}
 ORDER = (
-    ("result", "devices"),
-    ("method",),
+    ("result",),
     ("conditions",),
     ("posterior",),
     ("exact",),

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, route_scenes
-from inference.method import Report, method
-from inference.result import Result
+from inference.result import Report, Result, method
 from models.program.sites import Program
 from models.scenes import Scene
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.method import Report, reporter
-from inference.result import Result, partition
+from inference.result import Report, Result, partition, reporter
 from models.errors import ConjugacyError, InputError
 from models.program.batches import Reading, read_scenes
 from models.program.sites import Program, described

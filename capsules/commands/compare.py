@@ -7,10 +7,9 @@ import typer
 
 from capsules.commands.options import Index, LearnedFile, Precision, Prior, Rungs, Seed
 from capsules.commands.shared import progress_bar
-from capsules.files.points import stored_scene
 
 if TYPE_CHECKING:
-    from inference.method import Report
+    from inference.result import Report
 
 
 def compare(
@@ -62,6 +61,7 @@ def compare(
 
     from capsules.experiments.compare import compare as run
     from capsules.experiments.compare import render
+    from capsules.files.scenes import stored_scene
     from capsules.methods import methods_for
 
     scene = stored_scene(scenes, index)

@@ -14,12 +14,9 @@ from capsules.commands.shared import (
     PAPER_SHAPES,
     Stopwatch,
     check_picture_format,
-    keep_compiled_code,
     save_picture,
-    shape_names,
     show_seconds,
 )
-from capsules.files.points import stored_scene
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,15 +78,16 @@ def demo(
       [cyan]capsules demo --shapes square,pentagon --seed 2[/cyan]
       [cyan]capsules demo --scenes scenes.npz --index 3[/cyan]
     """
-    from capsules.files.paths import check_output
+    from capsules.files.outputs import check_output, keep_compiled_code
 
     check_picture_format(out)
     check_output(out, scenes)  # before the work
     os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)
     keep_compiled_code()
+    from capsules.files.scenes import stored_scene
     from capsules.methods import METHODS, templates
     from inference.plots.scenes import plot_demo
-    from models.templates import object_names
+    from models.templates import object_names, shape_names
 
     names = shape_names(shapes or PAPER_SHAPES)
     objects = None if shapes is None else names

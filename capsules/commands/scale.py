@@ -13,7 +13,7 @@ from capsules.commands.shared import progress_bar
 
 if TYPE_CHECKING:
     from capsules.store import Store
-    from inference.method import Report
+    from inference.result import Report
 
 Devices = Annotated[
     int, typer.Option(help="Devices of this machine to spread scenes over (ds, gmm, ransac).")

@@ -23,7 +23,7 @@ from capsules.experiments.equivariance import (
     residuals,
     summary,
 )
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from inference.plots.scenes import COLOURS, png, style
 
 COLUMNS = {

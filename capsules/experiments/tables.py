@@ -15,7 +15,7 @@ from rich.table import Table
 
 from capsules.experiments.constellations import MAIN_BETA, Cell, Numbers, Scenes
 from capsules.experiments.paper import PAPER, SIGMAS
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from inference.diagnostics.metrics import METRICS, Scores, Summary, paired_test, summarise
 from inference.plots.scenes import COLOURS, MARKERS, png, style
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from capsules.reference.problems import DEFINITIONS
 from capsules.reference.registry import FILE, make_entry
 

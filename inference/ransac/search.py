@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.method import Report, method, reporter
 from inference.proposals import starts
 from inference.proposals.starts import Structure
 from inference.ransac.covers import Candidates, best_cover, promises, sequential_cover
@@ -32,7 +31,7 @@ from inference.ransac.hypotheses import (
     stray_cost,
     tuples_of_points,
 )
-from inference.result import Result, partition
+from inference.result import Report, Result, method, partition, reporter
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import mesh_of, sharded

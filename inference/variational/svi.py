@@ -17,10 +17,9 @@ import optax
 from jaxtyping import Array, Float
 
 from inference.conditions.sets import discrete_sites
-from inference.method import Report, method, reporter
 from inference.posterior.draws import owner_of, recover_match, result_of_draws, with_computed
 from inference.posterior.poses import pose_sites
-from inference.result import Result, partition
+from inference.result import Report, Result, method, partition, reporter
 from inference.variational.families import (
     AUTOMATIC,
     Family,
