@@ -90,6 +90,7 @@ class Result:
 
     @property
     def is_batch(self) -> bool:
+        """Whether all fields have a leading axis of scenes."""
         return self.match_probs.ndim == 3
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -262,7 +263,7 @@ mixture_constellation = partial(constellation, match_prior="mixture")
 
 def uniform_probs(num_parts: int) -> Float[Array, "N N"]:
     """a = 1/N: no point prefers any part."""
-    return jnp.asarray(np.full((num_parts, num_parts), 1.0 / num_parts))
+    return jax.device_put(np.full((num_parts, num_parts), 1.0 / num_parts))
 
 
 def uniform_match(family: str, num_parts: int) -> Distribution:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsules.commands.options import Index, LearnedFile, Precision, Prior, Rungs, Seed
+from capsules.commands.options import Index, LearnedFile, OtherShapes, Precision, Prior, Rungs, Seed
 from capsules.commands.shared import progress_bar
 
 if TYPE_CHECKING:
@@ -26,14 +26,7 @@ def compare(
         ),
     ] = None,
     seed: Seed = 0,
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="The objects of the model.",
-            show_default="the model's own: square,triangle,square",
-        ),
-    ] = None,
+    shapes: OtherShapes = None,
     precision: Precision = None,
     prior: Prior = "uniform",
     learned: LearnedFile = None,

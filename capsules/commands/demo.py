@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsules.commands.options import Clutter, Index, Precision
+from capsules.commands.options import Clutter, Index, OtherShapes, Precision
 from capsules.commands.shared import (
     PAPER_SHAPES,
     Stopwatch,
@@ -48,14 +48,7 @@ def demo(
         ),
     ] = None,
     index: Index = 0,
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="The objects of the model and of the drawn scene.",
-            show_default="the model's own: square,triangle,square",
-        ),
-    ] = None,
+    shapes: OtherShapes = None,
     precision: Precision = None,
     clutter: Clutter = 0,
 ) -> None:

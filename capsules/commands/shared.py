@@ -20,10 +20,12 @@ COMPILATION = "/jax/core/compile/"
 
 
 def show_seconds(seconds: float) -> str:
+    """A duration for a table, in ms or s."""
     return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
 def check_picture_format(path: Path) -> None:
+    """Refuse a picture whose name ends in no known format."""
     from models.errors import InputError
 
     if path.suffix.lower() not in PICTURE_FORMATS:

@@ -56,6 +56,7 @@ class Row(NamedTuple):
     """By preset and metric."""
 
     def label(self, with_beta: bool) -> str:
+        """The method's name in a figure, with its beta if asked for."""
         name = NAMES.get(self.method, self.method)
         beta = self.beta is not None and with_beta
         return f"{name.removeprefix('GCM-')} β₀={self.beta:g}" if beta else name

@@ -141,6 +141,7 @@ def plot_images(images: FaceImages, faces_of_group: int = 3, seed: int = 0) -> F
 
 
 def draw_picture(axes: Axes, picture: Float[np.ndarray, "224 224"], title: str = "") -> None:
+    """Put a picture of a face into axes."""
     axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set(title=title, xticks=[], yticks=[])
 

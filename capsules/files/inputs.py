@@ -63,6 +63,7 @@ class Header(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
@@ -107,6 +108,7 @@ class ArrayFile:
 
     @property
     def names(self) -> list[str]:
+        """Names of its arrays."""
         return list(self._members)
 
     def digest(self) -> str:

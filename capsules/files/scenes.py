@@ -57,6 +57,7 @@ class SceneFile:
 
     @property
     def has_truth(self) -> bool:
+        """Whether it says which object each point belongs to."""
         return "object" in self._headers
 
     @property

@@ -14,6 +14,7 @@ from capsules.reference.registry import FILE, make_entry
 
 
 def main() -> None:
+    """Solve the named problems and write their posteriors."""
     parser = argparse.ArgumentParser(prog="python -m capsules.reference", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="problems; all by default")
     parser.add_argument("--out", type=Path, default=FILE, help="the file to write")

@@ -35,14 +35,17 @@ class Problem(NamedTuple):
 
     @property
     def skeleton(self) -> Skeleton:
+        """What is fixed about the program, whatever its numbers are."""
         return self.reading.skeleton
 
     @property
     def owner(self) -> Int[np.ndarray, " N"]:
+        """The object of each part."""
         return np.array(self.skeleton.owner)
 
     @property
     def num_scenes(self) -> int:
+        """How many scenes there are."""
         return len(self.scenes.points)
 
     def take(self, which: Any) -> "Problem":

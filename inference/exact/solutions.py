@@ -164,6 +164,7 @@ def refuse_if_unfit(fits: Bool[AnyArray, " scenes"], reach: Float[AnyArray, " sc
 
 @functools.lru_cache(maxsize=64)
 def plan_of(skeleton: Skeleton, num_points: int) -> Plan | Listing:
+    """What exact inference sums over: placements or, for a mixture, assignments."""
     is_mixture = skeleton.match_family is MixtureMatch
     return (assignments.make_listing if is_mixture else make_plan)(skeleton, num_points)
 

@@ -162,6 +162,7 @@ def members(masks: Int[np.ndarray, "*shape"], num_points: int) -> Bool[np.ndarra
 
 
 def bit_count(masks: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
+    """How many points each bit mask has."""
     return np.bitwise_count(masks).astype(int)
 
 

@@ -252,6 +252,7 @@ def _marker(k: int) -> str:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
+    """Within it, figures have the style of this project."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 

@@ -196,6 +196,7 @@ def mean_field_elbo(
 
 
 def match_probs_of(params: Params) -> Float[Array, "*batch N N"]:
+    """R of a guide's parameters, whichever way it has them."""
     if "match_logits" in params:
         return jax.nn.softmax(params["match_logits"], axis=-1)
     return params["match_probs"]
