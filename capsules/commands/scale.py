@@ -1,6 +1,5 @@
 """What the commands that infer a whole file share: options, resuming, progress, the scheduler."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,6 +90,8 @@ def check_scheduler(address: str) -> None:
 
     The Dask client itself may wait indefinitely.
     """
+    import asyncio
+
     distributed = dask()
 
     async def ask() -> str:
