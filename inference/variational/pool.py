@@ -270,26 +270,19 @@ def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
     return np.clip(np.asarray(close).sum(axis=1), 1, most)
 
 
-def matches_of(
-    parses: Parses | None, runs: Int[np.ndarray, "runs 2"]
-) -> Int[np.ndarray, "N runs"] | None:
-    """The initial parse of each run (scene, attempt), cycling through the scene's parses."""
-    if parses is None:
-        return None
-    scene, attempt = runs.T
-    number = np.maximum(np.isfinite(parses.value).sum(axis=1), 1)
-    return np.asarray(parses.match)[scene, attempt % number[scene]].T
-
-
 def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> AnyArray | None:
-    """What each run begins with.
+    """What each run (scene, attempt) begins with.
 
-    Of logits the first run of a scene gets them as they are, and further ones with Gumbel noise: as
-    if each point drew its part.
+    Of parses each run gets the next one of its scene, and after the last the first again. Of logits
+    the first run of a scene gets them as they are, and further ones with Gumbel noise: as if each
+    point drew its part.
     """
-    if given is None or isinstance(given, Parses):
-        return matches_of(given, runs)
     scene, attempt = runs.T
+    if given is None:
+        return None
+    if isinstance(given, Parses):
+        number = np.maximum(np.isfinite(given.value).sum(axis=1), 1)
+        return np.asarray(given.match)[scene, attempt % number[scene]].T
     noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]))(keys)
     return jnp.moveaxis(given[scene] + jnp.where(attempt[:, None, None] > 0, noise, 0.0), 0, -1)
 
