@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from capsules.files.scenes import SceneFile
 from capsules.methods import infer
 from capsules.store import Entry, Store, digest, sealed
-from inference.method import Report
-from inference.result import Result
+from inference.result import Report, Result
 from models.scenes import Scene
 
 BLOCK = 1024

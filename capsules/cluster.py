@@ -17,8 +17,8 @@ from jaxtyping import Int
 
 from capsules.batch import Block, Work, packed
 from capsules.commands.scale import CONNECT_SECONDS, dask
-from capsules.commands.shared import keep_compiled_code
-from capsules.files.paths import reason_of
+from capsules.files.inputs import reason_of
+from capsules.files.outputs import keep_compiled_code
 from capsules.store import Entry, source
 from models.errors import InputError
 

@@ -15,11 +15,10 @@ from jaxtyping import Array
 
 from capsules.baselines import dynamic_routing, em_routing
 from capsules.experiments.learnable import TEMPLATE, arguments
+from capsules.files.inputs import check_input
 from capsules.files.learned import load_learned
-from capsules.files.paths import check_input
 from inference import cavi, exact, gibbs, map_parse, nuts, ransac, svi
-from inference.method import Report
-from inference.result import Result
+from inference.result import Report, Result
 from inference.variational import published
 from models.constellation import (
     PARTS,
@@ -31,7 +30,7 @@ from models.constellation import (
 from models.errors import InputError
 from models.program.sites import Program
 from models.program.witness import LARGEST
-from models.scenes import Scene, check_layout, check_scene
+from models.scenes import Scene, check_layout
 from models.templates import SHAPES, Parts, shapes, stack, with_clutter
 
 PAPER = ("square", "triangle", "square")
@@ -283,7 +282,6 @@ def infer(
     given |= {"preset": preset, "clutter": clutter, "visibility": visibility, "learned": learned}
     program = check_options(method, seed, **given, **options)
     parts = templates(None if objects is None else tuple(objects), clutter)
-    scene = check_scene(scene)
     check_layout(scene.points.shape, parts.num_parts, parts.num_features)
     _check_scale(scene)
     settings = PRESETS[preset].get(method, Preset({})).options | options
@@ -348,8 +346,8 @@ def _check_counts(num_parts: int, options: dict[str, Any]) -> None:
 
 def _check_scale(scene: Scene) -> None:
     """Refuse a scene in units that the templates and priors cannot be meant for."""
-    largest = float(np.abs(scene.points).max())
-    if largest > FARTHEST or 0 < largest < NEAREST:
+    largest = float(np.abs(np.where(scene.present[..., None], scene.points, 0.0)).max())
+    if FARTHEST < largest < np.inf or 0 < largest < NEAREST:
         raise InputError(
             f"the largest coordinate is {largest:.3g}, but objects of the model have sizes and "
             f"places of about 1, and noise of about 0.01; scale the points to about -1 to 1 (at "

@@ -27,7 +27,8 @@ import capsules
 import guides
 import inference
 import models
-from capsules.files.paths import reason_of, whole_file
+from capsules.files.inputs import reason_of
+from capsules.files.outputs import whole_file
 from models.errors import InputError
 
 FOLDERS = [Path(package.__path__[0]) for package in (models, guides, inference, capsules)]

@@ -13,8 +13,7 @@ from capsules.experiments.simulator import paper_simulator
 from guides import amortised, training
 from guides.amortised import AmortisedGuide
 from guides.training import Report as Steps
-from inference.method import Report, method, reporter
-from inference.result import Result
+from inference.result import Report, Result, method, reporter
 from inference.variational import amortised as amortised_inference
 from models.constellation import PARTS, constellation
 from models.errors import InputError

@@ -65,6 +65,7 @@ class AmortisedGuide(eqx.Module):
 
     @property
     def num_parts(self) -> int:
+        """How many parts all objects have, N."""
         return int(self.head.out_features)
 
     def __call__(

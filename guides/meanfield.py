@@ -44,6 +44,7 @@ class ElboTerms(NamedTuple):
 
     @property
     def elbo(self) -> Float[Array, "*scenes"]:
+        """The sum of the terms."""
         return self.log_likelihood + self.pose + self.match + self.precision
 
 
@@ -316,4 +317,5 @@ def _inverse_variance(model: LinearGaussianModel) -> Float[Array, "N d *scenes"]
 
 
 def matrix_sum(values: Float[Array, "N N *scenes"]) -> Float[Array, "*scenes"]:
+    """The sum of all entries of each matrix."""
     return total(total(values, axis=0), axis=0)

@@ -40,11 +40,14 @@ class Projected(NamedTuple):
 class Projection(Protocol):
     """The three functions that make a projection."""
 
-    def project(self, log_rho: Array, carry: Array, tolerance: float) -> Projected: ...
+    def project(self, log_rho: Array, carry: Array, tolerance: float) -> Projected:
+        """R and its entropy, started from the last step's `carry`."""
 
-    def cold(self, log_rho: Array, tolerance: float) -> Projected: ...
+    def cold(self, log_rho: Array, tolerance: float) -> Projected:
+        """The same at the first step."""
 
-    def log_bound(self, size: int) -> float: ...
+    def log_bound(self, size: int) -> float:
+        """What to add to the maximum to bound the log of the sum over matches."""
 
 
 class sinkhorn:
@@ -52,12 +55,14 @@ class sinkhorn:
 
     @staticmethod
     def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
+        """Scale from the start."""
         return sinkhorn._projected(scale(log_rho, tolerance))
 
     @staticmethod
     def project(
         log_rho: Float[Array, "N N *scenes"], carry: Float[Array, "N *scenes"], tolerance: float
     ) -> Projected:
+        """Scale on from the last step's potentials."""
         return sinkhorn._projected(refine(log_rho, carry, tolerance))
 
     @staticmethod
@@ -81,6 +86,7 @@ class bethe:
 
     @staticmethod
     def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
+        """Propagate from messages of zero."""
         nothing = jnp.stack([jnp.zeros(log_rho.shape), jnp.full(log_rho.shape, jnp.nan)])
         return bethe.project(log_rho, nothing, tolerance)
 
@@ -90,6 +96,7 @@ class bethe:
         carry: Float[Array, "2 N N *scenes"],
         tolerance: float,
     ) -> Projected:
+        """Propagate on from the last step's messages."""
         messages, last = carry
         log_rho = jnp.maximum(log_rho, -1e30)
         match_probs, messages, error = propagate(log_rho, messages, tolerance)
@@ -124,12 +131,14 @@ class softmax:
 
     @staticmethod
     def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
+        """The same as `project`: it needs no start."""
         return softmax.project(log_rho, jnp.zeros((0, *log_rho.shape[2:])), tolerance)
 
     @staticmethod
     def project(
         log_rho: Float[Array, "N N *scenes"], carry: Float[Array, "0 *scenes"], tolerance: float
     ) -> Projected:
+        """Normalise each row."""
         match_probs = jax.nn.softmax(log_rho, axis=1)
         entropy = -matrix_sum(xlogy(match_probs, match_probs))
         return Projected(match_probs, entropy, carry, jnp.zeros(log_rho.shape[2:]))

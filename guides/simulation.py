@@ -27,6 +27,7 @@ class Draws(NamedTuple):
     """The part that each point is; of rows that are absent it means nothing."""
 
     def take(self, which: Any) -> "Draws":
+        """Some of the draws, by number, slice or mask."""
         return Draws(*(field[which] for field in self))
 
 

@@ -49,6 +49,7 @@ class Symmetries(NamedTuple):
 
     @property
     def num_objects(self) -> int:
+        """How many objects there are; the background counts where there is clutter."""
         return int(self.owner.max()) + 1
 
     @property

@@ -1,18 +1,28 @@
-"""The one result type: what was asked, what was found, and whether to believe it."""
+"""What every method has: a `run` that checks its scene once, and one type of result.
 
+A `Result` says what was asked, what was found, and whether to believe it.
+"""
+
+import functools
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from models.errors import InputError
-from models.scenes import Scene
+from models.program.sites import Program
+from models.scenes import Scene, check_scene
 
 _ROUNDING = 1e-6  # of the sum of a row's probabilities
+
+Settings = ParamSpec("Settings")
+Report = Callable[[int, int], None]
+"""Called with (done, in all) now and then."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class Result:
 
     @property
     def is_batch(self) -> bool:
+        """Whether all fields have a leading axis of scenes."""
         return self.match_probs.ndim == 3
 
     def __len__(self) -> int:
@@ -105,6 +116,49 @@ class Result:
     def take(self, index: Any) -> "Result":
         """The result for one scene of a batch, or for some by an array of their numbers."""
         return _mapped(lambda x: x[index], [self]) if self.is_batch else self
+
+
+def method(
+    run: Callable[Concatenate[Program, Scene, Settings], Result],
+) -> Callable[Concatenate[Program, Scene, Settings], Result]:
+    """Check the scene before `run`, and write down afterwards how many seconds it took.
+
+    `run` may treat a single scene as a batch of one; what comes back is the result of that one.
+    """
+
+    @functools.wraps(run)
+    def whole(
+        program: Program, scene: Scene, *args: Settings.args, **settings: Settings.kwargs
+    ) -> Result:
+        began = time.perf_counter()
+        key = args[0] if args else settings.get("rng_key")
+        if isinstance(key, int):
+            raise InputError(f"rng_key must be a JAX key, got {key}; give jax.random.key({key})")
+        result = run(program, check_scene(scene), *args, **settings)
+        if result.is_batch and not scene.is_batch:
+            result = result.take(0)
+        return replace(result, seconds=time.perf_counter() - began)
+
+    return whole
+
+
+def reporter(progress_bar: bool | Report) -> Report:
+    """What to call while a method runs: a bar on the screen, nothing, or the function given."""
+    if callable(progress_bar):
+        return progress_bar
+    if not progress_bar:
+        return lambda done, total: None
+    from tqdm.auto import tqdm  # slow to import in a notebook
+
+    bar = tqdm()
+
+    def report(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    return report
 
 
 def join_results(results: Sequence[Result]) -> Result:

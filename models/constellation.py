@@ -4,7 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
@@ -13,7 +15,7 @@ from numpyro.distributions import Distribution
 
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
-from models.distributions.match_priors import point_count, presence_logits, uniform_probs
+from models.distributions.match_priors import point_count, presence_logits
 from models.errors import InputError
 from models.templates import Parts, shapes, stack
 
@@ -257,6 +259,11 @@ def pose_kinds(
 
 permutation_constellation = partial(constellation, match_prior="permutation")
 mixture_constellation = partial(constellation, match_prior="mixture")
+
+
+def uniform_probs(num_parts: int) -> Float[Array, "N N"]:
+    """a = 1/N: no point prefers any part."""
+    return jax.device_put(np.full((num_parts, num_parts), 1.0 / num_parts))
 
 
 def uniform_match(family: str, num_parts: int) -> Distribution:

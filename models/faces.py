@@ -33,6 +33,7 @@ class FactorAnalyser(NamedTuple):
 
     @property
     def num_factors(self) -> int:
+        """Factors that all parts of a face share."""
         return self.loadings.shape[1]
 
     @property

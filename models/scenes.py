@@ -54,12 +54,14 @@ class Scene(NamedTuple):
 
     @property
     def layout(self) -> Layout:
+        """What it has in common with other scenes of its batch."""
         num_rows, num_features = np.shape(self.points)[-2:]
         num_objects = None if self.presence is None else np.shape(self.presence)[-1]
         return Layout(num_rows, num_features, self.point_type is not None, num_objects)
 
     @property
     def is_batch(self) -> bool:
+        """Whether it has a leading axis of scenes."""
         return np.ndim(self.points) == 3
 
     def take(self, index: Any) -> "Scene":

@@ -109,7 +109,10 @@ def shapes(*names: str) -> list[Float[np.ndarray, "parts 2"]]:
     """The named shapes, centred and scaled, e.g. `shapes("square", "triangle", "square")`."""
     for name in names:
         if name not in SHAPES:
-            raise InputError(f"there is no shape {name!r}; choose from {', '.join(SHAPES)}")
+            raise InputError(
+                f"there is no shape {name!r}; give some of {', '.join(SHAPES)}, as in "
+                "square,triangle,square"
+            )
     return [normalise(SHAPES[name], name) for name in names]
 
 
@@ -198,6 +201,13 @@ def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:
 
     objects = range(parts.num_objects)
     return np.array([next(j for j in objects if same(j, k)) for k in objects])
+
+
+def shape_names(text: str) -> list[str]:
+    """The names in a list with commas between them, as in "square,triangle,square"."""
+    names = [name.strip() for name in text.split(",")]
+    shapes(*dict.fromkeys(names))  # says which of them is no shape
+    return names
 
 
 def object_names(shapes: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Imports go one way: between the packages, and between the rooms of `inference`."""
+"""How the house is kept: imports go one way, folders are small, public names have docstrings."""
 
 import ast
 from pathlib import Path
@@ -16,8 +16,7 @@ ALLOWED = {
 }
 FOLDERS = {*ALLOWED, "notebooks", "tests"}
 ORDER = (
-    ("result", "devices"),
-    ("method",),
+    ("result",),
     ("conditions",),
     ("posterior",),
     ("exact",),
@@ -32,7 +31,9 @@ ORDER = (
 
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 MAX_ENTRIES = 12
+MAX_RUN = 60
 SOURCES = sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
+OF_LIBRARY = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in LIBRARY]
 ROOMS = [
     path
     for path in SOURCES
@@ -89,6 +90,53 @@ def test_no_folder_is_crowded():
                 p for p in folder.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
             ]
             assert len([p for p in entries if p.name != "__init__.py"]) <= MAX_ENTRIES, folder
+
+
+NUMPYRO = {"log_prob", "mean", "sample", "process_message", "forward_shape", "inverse_shape"}
+"""Methods that NumPyro documents, and that its subclasses have to have."""
+
+
+def without_docstring(source: str) -> list[str]:
+    """Public functions, classes and methods of a file that say nothing about themselves."""
+
+    def missing(node: ast.Module | ast.ClassDef, prefix: str) -> list[str]:
+        found = []
+        for child in node.body:
+            if not isinstance(child, ast.FunctionDef | ast.ClassDef) or child.name.startswith("_"):
+                continue
+            if not ast.get_docstring(child) and not (prefix and child.name in NUMPYRO):
+                found.append(prefix + child.name)
+            if isinstance(child, ast.ClassDef):
+                found += missing(child, f"{child.name}.")
+        return found
+
+    return missing(ast.parse(source), "")
+
+
+@pytest.mark.parametrize("path", OF_LIBRARY, ids=name_of)
+def test_public_names_have_docstrings(path):
+    assert not without_docstring(path.read_text())
+
+
+def test_no_run_is_long():
+    for path in OF_LIBRARY:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "run":
+                assert node.end_lineno - node.lineno < MAX_RUN, path
+
+
+def test_a_missing_docstring_is_seen():
+    source = """
+def sample(): pass
+def _hidden(): pass
+class Told:
+    "What it is."
+    def sample(self): pass
+    def tilt(self): pass
+    def said(self): "What it does."
+class Untold: pass
+"""
+    assert without_docstring(source) == ["sample", "Told.tilt", "Untold"]
 
 
 def test_the_oracle_is_independent():

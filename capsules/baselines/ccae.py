@@ -41,9 +41,11 @@ class Variant(NamedTuple):
     is_published: bool
 
     def plan(self, num_steps: int) -> Plan:
+        """How long to train, and with how many scenes at a time."""
         return Plan(num_steps, self.batch_size)
 
     def optimizer(self, num_steps: int) -> optax.GradientTransformation:
+        """RMSProp with the published settings, or with a rate that decays."""
         rate = 1e-4 if self.is_published else optax.cosine_decay_schedule(3e-4, num_steps)
         epsilon = 1e-2 / self.batch_size**2
         return optax.rmsprop(rate, decay=0.9, eps=epsilon, initial_scale=1.0, momentum=0.9)

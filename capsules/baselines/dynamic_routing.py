@@ -11,11 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, route_scenes
-from inference.method import Report, method
-from inference.result import Result
-from models.program.sites import Program
-from models.scenes import Scene
+from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, router
 
 
 class Settings(NamedTuple):
@@ -88,23 +84,5 @@ def make_route(ways: Ways, num_restarts: int, settings: Settings) -> Route:
     return best_of(one_run, num_restarts)
 
 
-@method
-def run(
-    program: Program,
-    scene: Scene,
-    rng_key: Array,
-    *,
-    num_restarts: int = 32,
-    settings: Settings = Settings(),  # noqa: B008
-    progress_bar: bool | Report = False,
-) -> Result:
-    """Route the pairs of points of one scene, or of each of a batch, to the objects of a program.
-
-    Only the templates of the program are used. `details` has the `activation` of each object.
-
-    Args:
-        num_restarts: runs from random logits; the one whose votes agree most wins.
-    """
-    return route_scenes(
-        "dynamic_routing", make_route, program, scene, rng_key, num_restarts, settings, progress_bar
-    )
+run = router("dynamic_routing", make_route, Settings())
+"""The method; of its restarts, from random logits, it keeps the one whose votes agree most."""

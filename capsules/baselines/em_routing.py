@@ -12,11 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, route_scenes
-from inference.method import Report, method
-from inference.result import Result
-from models.program.sites import Program
-from models.scenes import Scene
+from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, router
 
 
 class Settings(NamedTuple):
@@ -130,24 +126,5 @@ def random_votes(
     return jnp.where(votes.valid.any(), drawn, 0.0)
 
 
-@method
-def run(
-    program: Program,
-    scene: Scene,
-    rng_key: Array,
-    *,
-    num_restarts: int = 32,
-    settings: Settings = Settings(),  # noqa: B008
-    progress_bar: bool | Report = False,
-) -> Result:
-    """Route the pairs of points of one scene, or of each of a batch, to the objects of a program.
-
-    Only the templates of the program are used. `details` has the `activation` of each object.
-
-    Args:
-        num_restarts: runs from random votes; the one that gives all votes the highest density
-            wins.
-    """
-    return route_scenes(
-        "em_routing", make_route, program, scene, rng_key, num_restarts, settings, progress_bar
-    )
+run = router("em_routing", make_route, Settings())
+"""The method; of its restarts, from random votes, it keeps the one of the highest density."""

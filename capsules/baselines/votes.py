@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.method import Report, reporter
-from inference.result import Result, partition
-from models.errors import ConjugacyError, InputError
-from models.program.batches import Reading, read_scenes
-from models.program.sites import Program, described
+from inference.result import Report, Result, method, partition, reporter
+from models.errors import InputError
+from models.program.batches import read_conjugate
+from models.program.sites import Program
 from models.scenes import Scene
 from models.templates import Parts
 
@@ -38,6 +37,7 @@ class Ways(NamedTuple):
 
     @property
     def num_objects(self) -> int:
+        """How many objects there are, K."""
         return int(self.object.max()) + 1
 
 
@@ -81,10 +81,12 @@ def ways_of(parts: Parts) -> Ways:
 
 @functools.cache
 def pairs_of_points(num_rows: int) -> Int[np.ndarray, "pairs 2"]:
+    """All pairs of rows."""
     return np.array(list(itertools.combinations(range(num_rows), 2)))
 
 
 def votes_of(ways: Ways, points: Float[Array, "N d"], present: Bool[Array, " N"]) -> Votes:
+    """The pose that each pair of points suggests, on each way to be two parts of an object."""
     pairs = pairs_of_points(len(points))
     places = points[pairs].reshape(len(pairs), 1, -1) - ways.offset
     return Votes(jnp.einsum("lpq,ilq->ilp", ways.inverse, places), present[pairs].all(axis=1))
@@ -119,59 +121,67 @@ def best_of(
     return route
 
 
-def route_scenes(
-    name: str,
-    make_route: Callable[[Ways, int, Any], Route],
-    program: Program,
-    scene: Scene,
-    rng_key: Array,
-    num_restarts: int,
-    settings: Any,
-    progress_bar: bool | Report,
-) -> Result:
-    """Route each scene of a batch; the result has no bound, since routing has none.
+def router(
+    name: str, make_route: Callable[[Ways, int, Any], Route], default: Any
+) -> Callable[..., Result]:
+    """The `run` of a way to route; its result has no bound, since routing has none.
 
     Args:
-        make_route: from the ways, the number of restarts and the settings, which have
-            `num_iterations`.
+        make_route: from the ways, the number of restarts and the settings.
+        default: the settings that are usual, with `num_iterations`.
     """
-    if num_restarts < 1:
-        raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
-    scenes = scene.batch()
-    reading = read_scenes(program, scenes)
-    if not isinstance(reading, Reading):
-        site, prior = next(iter(reading.items()))
-        raise ConjugacyError(site, f"a further latent site, {described(prior)}", "no such site")
-    if reading.skeleton.has_clutter:
-        raise InputError(f"{name} knows of no clutter; give a program without slots for it")
-    ways = ways_of(reading.at(0).parts)
-    route = make_route(ways, num_restarts, settings)
 
-    @jax.jit
-    @jax.vmap
-    def solve(points: Array, present: Array, key: Array) -> tuple[Routed, Array]:
-        routed = route(votes_of(ways, points, present), key)
-        return routed, match_probs_of(ways, routed.routing, present)
+    @method
+    def run(
+        program: Program,
+        scene: Scene,
+        rng_key: Array,
+        *,
+        num_restarts: int = 32,
+        settings: Any = default,
+        progress_bar: bool | Report = False,
+    ) -> Result:
+        """Route the pairs of points of one scene, or of each of a batch, to a program's objects.
 
-    count, report, found = len(scenes.points), reporter(progress_bar), []
-    keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(jnp.arange(count))
-    size = min(CHUNK, count)
-    for start in range(0, count, size):
-        some = np.resize(np.arange(start, min(start + size, count)), size)
-        chunk: Any = solve(scenes.points[some], scenes.present[some], keys[some])
-        found.append(jax.tree.map(np.asarray, chunk))
-        report(min(start + size, count), count)
-    routed, match_probs = jax.tree.map(lambda *x: np.concatenate(x)[:count], *found)
-    owner = np.array(reading.skeleton.owner)
-    return Result(
-        method=name,
-        scene=scenes,
-        match_probs=match_probs,
-        pose_mean=routed.pose,
-        pose_covariance=routed.variance[..., None] * np.eye(routed.pose.shape[-1]),
-        labels=partition(match_probs, owner, scenes.present),
-        owner=owner,
-        converged=np.ones(count, bool),
-        steps=np.full(count, settings.num_iterations),
-        details={"activation": routed.activation},
-    )
+        Only the templates of the program are used. `details` has the `activation` of each object.
+        Of several restarts the best one is kept.
+        """
+        if num_restarts < 1:
+            raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
+        scenes = scene.batch()
+        reading = read_conjugate(program, scenes)
+        if reading.skeleton.has_clutter:
+            raise InputError(f"{name} knows of no clutter; give a program without slots for it")
+        ways = ways_of(reading.at(0).parts)
+        route = make_route(ways, num_restarts, settings)
+
+        @jax.jit
+        @jax.vmap
+        def solve(points: Array, present: Array, key: Array) -> tuple[Routed, Array]:
+            routed = route(votes_of(ways, points, present), key)
+            return routed, match_probs_of(ways, routed.routing, present)
+
+        count, report, found = len(scenes.points), reporter(progress_bar), []
+        keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(jnp.arange(count))
+        size = min(CHUNK, count)
+        for start in range(0, count, size):
+            some = np.resize(np.arange(start, min(start + size, count)), size)
+            chunk: Any = solve(scenes.points[some], scenes.present[some], keys[some])
+            found.append(jax.tree.map(np.asarray, chunk))
+            report(min(start + size, count), count)
+        routed, match_probs = jax.tree.map(lambda *x: np.concatenate(x)[:count], *found)
+        owner = np.array(reading.skeleton.owner)
+        return Result(
+            method=name,
+            scene=scenes,
+            match_probs=match_probs,
+            pose_mean=routed.pose,
+            pose_covariance=routed.variance[..., None] * np.eye(routed.pose.shape[-1]),
+            labels=partition(match_probs, owner, scenes.present),
+            owner=owner,
+            converged=np.ones(count, bool),
+            steps=np.full(count, settings.num_iterations),
+            details={"activation": routed.activation},
+        )
+
+    return run

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsules.commands.options import Index, LearnedFile, Precision, Prior, Rungs, Seed
+from capsules.commands.options import Index, LearnedFile, OtherShapes, Precision, Prior, Rungs, Seed
 from capsules.commands.shared import progress_bar
-from capsules.files.points import stored_scene
 
 if TYPE_CHECKING:
-    from inference.method import Report
+    from inference.result import Report
 
 
 def compare(
@@ -27,14 +26,7 @@ def compare(
         ),
     ] = None,
     seed: Seed = 0,
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="The objects of the model.",
-            show_default="the model's own: square,triangle,square",
-        ),
-    ] = None,
+    shapes: OtherShapes = None,
     precision: Precision = None,
     prior: Prior = "uniform",
     learned: LearnedFile = None,
@@ -62,6 +54,7 @@ def compare(
 
     from capsules.experiments.compare import compare as run
     from capsules.experiments.compare import render
+    from capsules.files.scenes import stored_scene
     from capsules.methods import methods_for
 
     scene = stored_scene(scenes, index)

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsules.commands.options import Clutter, Index, Precision
+from capsules.commands.options import Clutter, Index, OtherShapes, Precision
 from capsules.commands.shared import (
     PAPER_SHAPES,
     Stopwatch,
     check_picture_format,
-    keep_compiled_code,
     save_picture,
-    shape_names,
     show_seconds,
 )
-from capsules.files.points import stored_scene
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,14 +48,7 @@ def demo(
         ),
     ] = None,
     index: Index = 0,
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="The objects of the model and of the drawn scene.",
-            show_default="the model's own: square,triangle,square",
-        ),
-    ] = None,
+    shapes: OtherShapes = None,
     precision: Precision = None,
     clutter: Clutter = 0,
 ) -> None:
@@ -81,15 +71,16 @@ def demo(
       [cyan]capsules demo --shapes square,pentagon --seed 2[/cyan]
       [cyan]capsules demo --scenes scenes.npz --index 3[/cyan]
     """
-    from capsules.files.paths import check_output
+    from capsules.files.outputs import check_output, keep_compiled_code
 
     check_picture_format(out)
     check_output(out, scenes)  # before the work
     os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)
     keep_compiled_code()
+    from capsules.files.scenes import stored_scene
     from capsules.methods import METHODS, templates
     from inference.plots.scenes import plot_demo
-    from models.templates import object_names
+    from models.templates import object_names, shape_names
 
     names = shape_names(shapes or PAPER_SHAPES)
     objects = None if shapes is None else names

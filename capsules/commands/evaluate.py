@@ -24,7 +24,7 @@ from capsules.commands.options import (
     Visibility,
     Weights,
 )
-from capsules.commands.shared import PAPER_SHAPES, Stopwatch, keep_compiled_code, shape_names
+from capsules.commands.shared import PAPER_SHAPES, Stopwatch
 
 if TYPE_CHECKING:
     from capsules.batch import Work
@@ -78,7 +78,7 @@ def evaluate(
       [cyan]capsules evaluate scenes.npz --method exact --json -[/cyan]
       [cyan]capsules evaluate cluttered.npz --clutter 3 --prior presence[/cyan]
     """
-    from capsules.files.paths import check_output, whole_file
+    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
     from capsules.files.scenes import SceneFile
     from models.errors import InputError
 
@@ -90,6 +90,7 @@ def evaluate(
     keep_compiled_code()
     from capsules.batch import Job, Work
     from capsules.methods import check_options
+    from models.templates import shape_names
 
     names = shape_names(shapes)
     objects = None if shapes == PAPER_SHAPES else tuple(names)

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsules.commands.scale import open_store, say_what_is_there
-from capsules.commands.shared import (
-    check_picture_format,
-    keep_compiled_code,
-    progress_of_blocks,
-    save_picture,
-)
+from capsules.commands.shared import check_picture_format, progress_of_blocks, save_picture
 
 if TYPE_CHECKING:
     from capsules.faces.experiment import FaceStudy
@@ -47,7 +42,7 @@ def demo(
       [cyan]capsules faces demo[/cyan]
       [cyan]capsules faces demo --faces 3 --occluded --seed 4 --out occluded.png[/cyan]
     """
-    from capsules.files.paths import check_output
+    from capsules.files.outputs import check_output, keep_compiled_code
 
     check_picture_format(out)
     check_output(out)  # before the work
@@ -91,7 +86,7 @@ def film(
 
       [cyan]capsules faces film --faces 4 --out faces.gif[/cyan]
     """
-    from capsules.files.paths import check_output, whole_file
+    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
     from inference.plots.film import DPI, check_film_format, write_frames
 
     check_film_format(out)

@@ -6,9 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from capsules.commands.options import Index, Precision, Seed, Shapes
-from capsules.commands.shared import PAPER_SHAPES, keep_compiled_code
-from capsules.commands.shared import shape_names as names_of
-from capsules.files.points import read_scene
+from capsules.commands.shared import PAPER_SHAPES
 
 
 def film(
@@ -36,17 +34,18 @@ def film(
       [cyan]capsules film scenes.npz --index 3[/cyan]
       [cyan]capsules film points.csv --out fit.mp4 --speed 8[/cyan]
     """
-    from capsules.files.paths import check_output, whole_file
+    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
     from inference.plots.film import check_film_format, write_film
 
     check_film_format(out)
     check_output(out, file)
     keep_compiled_code()
     from capsules import methods
+    from capsules.files.scenes import read_scene
     from inference import cavi
-    from models.templates import object_names
+    from models.templates import object_names, shape_names
 
-    names = names_of(shapes)
+    names = shape_names(shapes)
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     parts = methods.templates(objects)
     given: dict[str, Any] = {"objects": objects, "precision": precision}

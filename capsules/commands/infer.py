@@ -23,14 +23,7 @@ from capsules.commands.options import (
     Visibility,
     Weights,
 )
-from capsules.commands.shared import (
-    PAPER_SHAPES,
-    check_picture_format,
-    keep_compiled_code,
-    save_picture,
-)
-from capsules.commands.shared import shape_names as names_of
-from capsules.files.points import read_scene
+from capsules.commands.shared import PAPER_SHAPES, check_picture_format, save_picture
 
 if TYPE_CHECKING:
     from inference.result import Result
@@ -97,10 +90,11 @@ def infer(
     """
     if every and cluster is not None and workers is None:  # before the imports, which take seconds
         scale.check_scheduler(cluster)
-    from capsules.files.paths import check_output, whole_file
+    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
     from models.errors import InputError
+    from models.templates import object_names, shape_names
 
-    names = names_of(shapes)
+    names = shape_names(shapes)
     objects = None if shapes == PAPER_SHAPES else tuple(names)
     options: dict[str, Any] = {"objects": objects, "precision": precision, "prior": prior}
     options |= {"preset": preset} | ({} if restarts is None else {"num_restarts": restarts})
@@ -138,11 +132,10 @@ def infer(
         check_output(to_file, file, plot)
     keep_compiled_code()
     from capsules import methods
-    from models.templates import object_names
+    from capsules.files.scenes import read_scene
 
     parts = methods.templates(objects, clutter)
-    # Before the file is read: a bad name is cheap.
-    program = methods.program_of(method, objects, precision, prior, preset, clutter, visibility)
+    program = methods.check_options(method, seed, **options)  # cheaper than to read the file
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
     answer = describe(result, program, parts, object_names(names)) | {"prior": prior}
@@ -202,8 +195,13 @@ def describe(
     """
     import numpy as np
 
-    from inference.diagnostics.naming import relabel, renaming
-    from inference.diagnostics.readout import most_probable_match, poses_given_match, similarity_of
+    from inference.diagnostics.readout import (
+        most_probable_match,
+        poses_given_match,
+        relabel,
+        renaming,
+        similarity_of,
+    )
 
     match = most_probable_match(result)
     means, covariances = poses_given_match(program, result, match)

@@ -7,14 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from capsules.commands.options import Clutter, Precision, Prior, Seed, Shapes, Visibility
-from capsules.commands.shared import (
-    PAPER_SHAPES,
-    check_picture_format,
-    keep_compiled_code,
-    progress_bar,
-    save_picture,
-    shape_names,
-)
+from capsules.commands.shared import PAPER_SHAPES, check_picture_format, progress_bar, save_picture
 
 
 def learn(
@@ -69,9 +62,10 @@ def learn(
       [cyan]capsules evaluate others.npz --learned learned.npz[/cyan]
     """
     from capsules.files.learned import save_learned
-    from capsules.files.paths import check_output
+    from capsules.files.outputs import check_output, keep_compiled_code
     from capsules.files.scenes import load_scenes
     from models.errors import InputError
+    from models.templates import shape_names
 
     names = shape_names(shapes)
     check_output(out, file)
@@ -185,6 +179,7 @@ def train(
       [cyan]capsules evaluate scenes.npz --method ccae --weights weights/ccae-0.00.eqx[/cyan]
       [cyan]capsules reproduce table1 --weights weights[/cyan]
     """
+    from capsules.files.outputs import keep_compiled_code
     from models.errors import InputError
 
     if network is Network.amortised and variant is not Variant.small:

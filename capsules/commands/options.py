@@ -23,6 +23,14 @@ LearnedFile = Annotated[
         help="Numbers of the model from `capsules learn`; other options take precedence.",
     ),
 ]
+OtherShapes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="The objects of the model, and of a scene that is drawn.",
+        show_default="the model's own: square,triangle,square",
+    ),
+]
 Precision = Annotated[
     float | None,
     typer.Option(

@@ -8,7 +8,7 @@ import typer
 
 from capsules.commands.faces import Images, reproduce_faces
 from capsules.commands.scale import Fresh, open_store, say_what_is_there
-from capsules.commands.shared import keep_compiled_code, progress_of_blocks
+from capsules.commands.shared import progress_of_blocks
 
 ALL_METHODS = "gmm,ds,ransac,exact,em_routing"
 STEPS = 2000
@@ -99,6 +99,7 @@ def reproduce(
       [cyan]capsules reproduce examples --scenes published/[/cyan]
       [cyan]capsules reproduce equivariance[/cyan]
     """
+    from capsules.files.outputs import keep_compiled_code
     from models.errors import InputError
 
     others = (Study.faces, Study.equivariance)

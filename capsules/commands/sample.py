@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from capsules.commands.shared import PAPER_SHAPES, shape_names
+from capsules.commands.shared import PAPER_SHAPES
 
 MEMORY, ROW = 2 << 30, 100
 """Bytes that all scenes may take, and that a row of one takes, with copies."""
@@ -60,10 +60,10 @@ def sample(
       [cyan]capsules sample cluttered.npz --sigma 0 --clutter 3[/cyan]
     """
     from capsules.experiments.generator import sample_scenes
-    from capsules.files.paths import check_output
+    from capsules.files.outputs import check_output
     from capsules.files.scenes import save_scenes
     from models.errors import InputError
-    from models.templates import SHAPES
+    from models.templates import SHAPES, shape_names
 
     names = shape_names(shapes)
     rows = sum(len(SHAPES[name]) for name in names) + max(0, clutter)

@@ -1,6 +1,5 @@
 """What the commands that infer a whole file share: options, resuming, progress, the scheduler."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from capsules.commands.shared import progress_bar
 
 if TYPE_CHECKING:
     from capsules.store import Store
-    from inference.method import Report
+    from inference.result import Report
 
 Devices = Annotated[
     int, typer.Option(help="Devices of this machine to spread scenes over (ds, gmm, ransac).")
@@ -91,6 +90,8 @@ def check_scheduler(address: str) -> None:
 
     The Dask client itself may wait indefinitely.
     """
+    import asyncio
+
     distributed = dask()
 
     async def ask() -> str:

@@ -1,6 +1,5 @@
 """What several commands share. Heavy imports wait until a command runs."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,36 +19,13 @@ COMPILATION = "/jax/core/compile/"
 """What JAX calls the durations of tracing, lowering and compiling."""
 
 
-def shape_names(shapes: str) -> list[str]:
-    from models.errors import InputError
-    from models.templates import SHAPES
-
-    names = [name.strip() for name in shapes.split(",")]
-    if unknown := [name for name in names if name not in SHAPES]:
-        raise InputError(
-            f"there is no shape {unknown[0]!r}; give some of {', '.join(SHAPES)}, with commas "
-            f"between them, as in {PAPER_SHAPES}"
-        )
-    return names
-
-
 def show_seconds(seconds: float) -> str:
+    """A duration for a table, in ms or s."""
     return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
-def keep_compiled_code() -> None:
-    """Switch on JAX's persistent compilation cache, unless there is one or none can be written."""
-    import jax
-
-    from capsules.files.paths import cache_folder
-
-    folder = cache_folder()
-    if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(folder / "jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-
-
 def check_picture_format(path: Path) -> None:
+    """Refuse a picture whose name ends in no known format."""
     from models.errors import InputError
 
     if path.suffix.lower() not in PICTURE_FORMATS:
@@ -61,7 +37,7 @@ def check_picture_format(path: Path) -> None:
 
 def save_picture(figure: "Figure", path: Path) -> None:
     """Write a picture in the format that its name says, whole or not at all."""
-    from capsules.files.paths import whole_file
+    from capsules.files.outputs import whole_file
 
     with whole_file(path) as file:
         figure.savefig(file, dpi=110, format=path.suffix[1:].lower())

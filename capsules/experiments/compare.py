@@ -23,13 +23,12 @@ from inference import exact
 from inference.conditions.sets import discrete_sites
 from inference.diagnostics.importance import GOOD_K, importance
 from inference.diagnostics.posterior_draws import draws_of
-from inference.method import Report
 from inference.posterior import symmetry
 from inference.posterior.arviz_api import ess, rhat
 from inference.posterior.densities import Draws, flat
 from inference.posterior.relabel import Frame, frame_of, match_probs, relabel, rename
 from inference.posterior.symmetry import Symmetry
-from inference.result import Result
+from inference.result import Report, Result
 from models.errors import ConjugacyError, InputError
 from models.program.sites import Program
 from models.scenes import Scene, check_layout, check_scene

@@ -44,6 +44,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
+        """What the store calls it."""
         beta = "" if self.beta is None else f"-beta{self.beta:g}"
         return f"{self.method}-{self.preset}{beta}-sigma{self.sigma:.2f}"
 

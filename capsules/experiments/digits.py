@@ -60,6 +60,7 @@ class Network(NamedTuple):
 
     @property
     def name(self) -> str:
+        """What the store calls it."""
         return f"set{self.part_set + 1}-{self.num_parts}parts-seed{self.seed}"
 
 

@@ -23,7 +23,7 @@ from capsules.experiments.equivariance import (
     residuals,
     summary,
 )
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from inference.plots.scenes import COLOURS, png, style
 
 COLUMNS = {
@@ -49,6 +49,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def row_name(network: Network) -> str:
+    """The row of the table that a network belongs to."""
     return f"PCAE, set {network.part_set + 1}, {network.num_parts} parts"
 
 

@@ -11,9 +11,9 @@ from scipy.optimize import linear_sum_assignment
 
 from capsules.experiments.constellations import Scenes, weights_of
 from capsules.experiments.tables import NAMES
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from capsules.methods import PAPER, infer, templates
-from inference.diagnostics.naming import relabel
+from inference.diagnostics.readout import relabel
 from inference.plots.outlines import Outlines, result_outlines, truth_outlines
 from inference.plots.scenes import draw_objects, legend_handles, png, same_limits, style
 from models.scenes import Scene

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from capsules.experiments.constellations import MAIN_BETA, Cell, Numbers, Scenes
 from capsules.experiments.paper import PAPER, SIGMAS
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from inference.diagnostics.metrics import METRICS, Scores, Summary, paired_test, summarise
 from inference.plots.scenes import COLOURS, MARKERS, png, style
 
@@ -56,6 +56,7 @@ class Row(NamedTuple):
     """By preset and metric."""
 
     def label(self, with_beta: bool) -> str:
+        """The method's name in a figure, with its beta if asked for."""
         name = NAMES.get(self.method, self.method)
         beta = self.beta is not None and with_beta
         return f"{name.removeprefix('GCM-')} β₀={self.beta:g}" if beta else name

@@ -35,10 +35,12 @@ class PartPCA(NamedTuple):
     """Directions of unit length times the standard deviation along them."""
 
     def encode(self, pixels: Float[np.ndarray, "*batch pixels"]) -> Float[np.ndarray, "*batch q"]:
+        """The scores of a part's pixels."""
         lengths = np.sum(self.components**2, axis=1)
         return (pixels - self.mean) @ self.components.T / lengths
 
     def decode(self, scores: Float[np.ndarray, "*batch q"]) -> Float[np.ndarray, "*batch pixels"]:
+        """The pixels that scores stand for."""
         return scores @ self.components + self.mean
 
 

@@ -196,6 +196,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Its heading in tables."""
         return f"{self.num_faces} faces" + (", occluded" if self.occluded else "")
 
 

@@ -39,10 +39,12 @@ class FaceImages(NamedTuple):
 
     @property
     def num_groups(self) -> int:
+        """How many groups of faces there are."""
         return self.pixels[0].shape[0]
 
     @property
     def num_variants(self) -> int:
+        """How many pictures a group has of each part."""
         return self.pixels[0].shape[1]
 
     @property

@@ -18,7 +18,7 @@ from capsules.faces.experiment import METHODS, Cell, Explained, FaceStudy, true_
 from capsules.faces.images import PART_TYPES, FaceImages
 from capsules.faces.rendering import render_poses, scene_rmse
 from capsules.faces.scenes import FaceScenes
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from inference.diagnostics.metrics import summarise
 from inference.plots.film import states_of
 from inference.plots.fits import draw_history
@@ -141,6 +141,7 @@ def plot_images(images: FaceImages, faces_of_group: int = 3, seed: int = 0) -> F
 
 
 def draw_picture(axes: Axes, picture: Float[np.ndarray, "224 224"], title: str = "") -> None:
+    """Put a picture of a face into axes."""
     axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set(title=title, xticks=[], yticks=[])
 

@@ -34,6 +34,7 @@ class FaceScenes(NamedTuple):
     poses: Float[np.ndarray, "scenes K 4"]
 
     def take(self, index: slice | Int[np.ndarray, " some"]) -> "FaceScenes":
+        """Some of the scenes, by slice or numbers."""
         return FaceScenes(self.scene.take(index), self.faces[index], self.poses[index])
 
 

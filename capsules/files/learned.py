@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from capsules.files.npz import ArrayFile
-from capsules.files.paths import whole_file
+from capsules.files.inputs import ArrayFile
+from capsules.files.outputs import whole_file
 from inference.learning import Learned, Rounds
 from inference.learning.expectation import Expectations
 from inference.learning.statistics import Statistics

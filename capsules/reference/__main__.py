@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from capsules.reference.problems import DEFINITIONS
 from capsules.reference.registry import FILE, make_entry
 
 
 def main() -> None:
+    """Solve the named problems and write their posteriors."""
     parser = argparse.ArgumentParser(prog="python -m capsules.reference", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="problems; all by default")
     parser.add_argument("--out", type=Path, default=FILE, help="the file to write")

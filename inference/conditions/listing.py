@@ -31,6 +31,7 @@ class Conditions(NamedTuple):
 
     @property
     def num_values(self) -> int:
+        """How many joint values the discrete sites have."""
         return len(next(iter(self.values.values()))) if self.values else 1
 
     def given(

@@ -1,11 +1,21 @@
-"""A problem: scenes with a program read at each of them, ready for a closed-form method."""
+"""A problem: scenes with a program read at each of them, ready for a closed-form method.
 
+Its constants are what else is observed, and the normaliser of the match prior: what the weights of
+all matches sum to. They are of no interest to the fit, but an ELBO or an evidence is not worth much
+without them.
+"""
+
+import math
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+from scipy.sparse.csgraph import connected_components
+from scipy.special import logsumexp
 
-from inference.conditions.evidence import log_prior_normalizer
+from models.distributions.match import MixtureMatch
+from models.numerics.permanent import MAX_ROWS, log_permanent
 from models.program.batches import Open, Reading, Skeleton, read_scenes
 from models.program.reading import FACTORS
 from models.program.sites import Program, Values
@@ -25,14 +35,17 @@ class Problem(NamedTuple):
 
     @property
     def skeleton(self) -> Skeleton:
+        """What is fixed about the program, whatever its numbers are."""
         return self.reading.skeleton
 
     @property
     def owner(self) -> Int[np.ndarray, " N"]:
+        """The object of each part."""
         return np.array(self.skeleton.owner)
 
     @property
     def num_scenes(self) -> int:
+        """How many scenes there are."""
         return len(self.scenes.points)
 
     def take(self, which: Any) -> "Problem":
@@ -67,3 +80,79 @@ def read_problem(
     possible = np.isfinite(others) & ~np.isneginf(normalizer)
     constant = np.where(possible, others - np.where(possible, normalizer, 0.0), -np.inf)
     return Problem(scenes, reading, constant)
+
+
+def log_prior_normalizer(
+    reading: Reading, present: Bool[np.ndarray, "scenes N"], *, or_bound: bool = False
+) -> Float[np.ndarray, " scenes"]:
+    """Log of the sum of exp(sum_mn z_mn log a_mn) over all matches, for each scene.
+
+    For a prior over permutations it is log perm(A). A permanent of more than `MAX_ROWS` rows is out
+    of reach unless the prior forbids so many pairs that it falls into smaller ones. It is NaN then
+    or, with `or_bound`, replaced by an upper bound, the product of the row sums.
+    """
+    if reading.model.part_prior is not None:  # unknown part probabilities are normalised already
+        return np.zeros(len(present))
+    logits = np.moveaxis(np.asarray(reading.model.match_logits), -1, 0)
+    if reading.skeleton.match_family is MixtureMatch:
+        values = logsumexp(logits, axis=-1).sum(axis=-1)
+    elif (logits == logits[:, :1, :1]).all():
+        size = logits.shape[-1]
+        values = size * logits[:, 0, 0] + math.lgamma(size + 1)
+    else:
+        known: dict[bytes, float] = {}
+        values = np.zeros(len(logits))
+        for i, (matrix, mask) in enumerate(zip(logits, present[: len(logits)], strict=True)):
+            order = np.lexsort((*matrix.T, mask))  # that of the rows does not change a permanent
+            name = matrix[order].tobytes() + mask[order].tobytes()
+            if name not in known:
+                known[name] = _log_permanent_by_components(matrix, mask)
+            values[i] = known[name]
+        if or_bound:
+            row_sums = logsumexp(logits, axis=-1).sum(axis=-1)
+            values = np.where(np.isnan(values), row_sums, values)
+    return np.broadcast_to(values, len(present))
+
+
+def _log_permanent_by_components(
+    logits: Float[np.ndarray, "N N"], present: Bool[np.ndarray, " N"]
+) -> float:
+    """log perm of one matrix, a product over groups of points and parts that can meet.
+
+    Dummy rows that are all alike, with weight u_n for part n, take whatever parts the points
+    leave, in any order: with D of them
+
+        perm(A) = D! prod_n u_n  *  sum over injections of the points of prod a_mn / u_n,
+
+    and the sum is a product over the groups.
+    """
+    points, dummies = logits[present], logits[~present]
+    if len(dummies) and not ((dummies == dummies[0]).all() and np.isfinite(dummies[0]).all()):
+        points, dummies = logits, logits[:0]
+    unmet = dummies[0] if len(dummies) else np.zeros(logits.shape[1])
+    relative = points - unmet
+    allowed = np.isfinite(relative)
+    graph = np.block(
+        [
+            [np.zeros((len(points), len(points))), allowed],
+            [allowed.T, np.zeros((allowed.shape[1],) * 2)],
+        ]
+    )
+    count, label = connected_components(graph, directed=False)
+    log_sum = math.lgamma(len(dummies) + 1) + float(unmet.sum())
+    for group in range(count):
+        rows, columns = (np.flatnonzero(x == group) for x in np.split(label, [len(points)]))
+        if not len(rows):
+            log_sum += 0.0 if len(dummies) else -math.inf  # a part that no point can meet
+            continue
+        block = relative[np.ix_(rows, columns)]
+        if len(rows) > len(columns):
+            return -math.inf
+        if (block == block[0, 0]).all():
+            log_sum += len(rows) * float(block[0, 0]) + math.lgamma(len(columns) + 1)
+            log_sum -= math.lgamma(len(columns) - len(rows) + 1)
+        elif len(rows) <= MAX_ROWS:
+            log_sum += float(log_permanent(jnp.asarray(block)))
+        else:
+            return math.nan
+    return log_sum

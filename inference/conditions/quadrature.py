@@ -53,6 +53,7 @@ class Lattice:
         return missing
 
     def learn(self, nodes: Sequence[Node], values: Sequence[float]) -> None:
+        """Take note of the log integrand at some nodes."""
         self.known.update(zip(nodes, values, strict=True))
 
     def place(self, nodes: Sequence[Node]) -> Float[np.ndarray, "nodes axes"]:

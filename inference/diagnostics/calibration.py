@@ -14,11 +14,10 @@ import scipy
 from jaxtyping import Array, Bool, Float, Int
 
 from inference.diagnostics.posterior_draws import draws_of
-from inference.method import Report, reporter
 from inference.posterior import symmetry
 from inference.posterior.densities import flat, prior_draws, replicate
 from inference.posterior.relabel import frame_of, relabel, rename
-from inference.result import Result
+from inference.result import Report, Result, reporter
 from models.errors import InputError
 from models.program.sites import Program
 from models.scenes import Scene

@@ -134,6 +134,7 @@ class Proposal(NamedTuple):
 
     @classmethod
     def fit(cls, program: Program, result: Result, key: Array) -> "Proposal":
+        """A proposal from the best run of a variational result."""
         if result.elbo is None:
             raise InputError(
                 f"importance weights require a variational result, got one of {result.method!r}; "

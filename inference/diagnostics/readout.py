@@ -1,9 +1,14 @@
-"""What a result says in words: which point is which part, and where each object is."""
+"""What a result says in words: which point is which part, where each object is, and its name.
 
+Identical objects have names that agree with the truth or with another result.
+"""
+
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 
 from inference.diagnostics.posterior_draws import precision_factor
@@ -11,8 +16,9 @@ from inference.exact.parses import poses_given
 from inference.result import Result
 from models.numerics.devices import compiled
 from models.numerics.linalg import covariance_of
-from models.program.reading import read
+from models.program.reading import LinearGaussianModel, read
 from models.program.sites import Program
+from models.templates import Parts, template_kinds
 
 _ANY_ANGLE = np.pi / np.sqrt(3)
 """Standard deviation of an angle that is uniform on the circle."""
@@ -69,7 +75,12 @@ def _most_frequent_match(result: Result) -> Int[np.ndarray, " N"]:
     return distinct[counts.argmax()]
 
 
-_poses_given = compiled(poses_given)
+@compiled
+def _poses_given(
+    model: LinearGaussianModel, owner: Int[np.ndarray, " N"], match: Int[np.ndarray, " N"]
+) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:
+    mean, factor = poses_given(model, owner, match[None])
+    return mean[..., 0].T, jnp.moveaxis(covariance_of(factor)[..., 0], 2, 0)
 
 
 def poses_given_match(
@@ -86,9 +97,8 @@ def poses_given_match(
     if model.precision_prior is not None:  # at the mean of its factor
         concentration, rate = precision_factor(model, result)
         model = read(program, result.scene, given | {"precision": concentration / rate})
-    mean, factor = _poses_given(model, np.asarray(result.owner), np.asarray(match)[None])
-    covariance = covariance_of(factor)
-    return np.asarray(mean[..., 0].T), np.moveaxis(np.asarray(covariance[..., 0]), 2, 0)
+    mean, covariance = _poses_given(model, np.asarray(result.owner), np.asarray(match))
+    return np.asarray(mean), np.asarray(covariance)
 
 
 def conditions_at(result: Result, match: Int[np.ndarray, " N"]) -> dict[str, Any]:
@@ -135,3 +145,47 @@ def similarity_of(
         scale_sd=float(np.sqrt(along @ block @ along)),
         angle_sd=min(float(np.sqrt(across @ block @ across)) / max(scale, 1e-300), _ANY_ANGLE),
     )
+
+
+def renaming(
+    labels: Int[np.ndarray, " N"], parts: Parts, reference: Int[np.ndarray, " N"]
+) -> Int[np.ndarray, " K"]:
+    """A name for each object, so that the labels of points agree with a reference.
+
+    Objects whose templates are the same can be swapped without any change of the posterior. Of all
+    such swaps this takes the one under which the most points have the object of the reference.
+    """
+    num_objects = parts.num_objects
+    kinds = template_kinds(parts)
+    both = is_object(reference, num_objects) & is_object(labels, num_objects)
+    agree = np.zeros((num_objects, num_objects))
+    np.add.at(agree, (labels[both], reference[both]), 1.0)
+    agree += 0.5 * np.eye(num_objects)  # no swap without need
+    swap = kinds[:, None] == kinds
+    return linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)[1]
+
+
+def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> Result:
+    """Rename identical objects of a result for one scene so that they agree with a reference.
+
+    Partition, poses and columns of the match change together.
+    """
+    num_objects = parts.num_objects
+    new_name = renaming(result.labels, parts, reference)
+    old_name = np.argsort(new_name)
+    groups = [np.flatnonzero(result.owner == k) for k in range(num_objects)]
+    columns = np.arange(len(result.owner))  # clutter keeps its slots
+    for k, group in enumerate(groups):
+        columns[group] = groups[old_name[k]]
+    return replace(
+        result,
+        match_probs=result.match_probs[:, columns],
+        pose_mean=result.pose_mean[old_name],
+        pose_covariance=result.pose_covariance[old_name],
+        labels=np.r_[new_name, num_objects, -1][result.labels],
+    )
+
+
+def is_object(labels: Int[np.ndarray, " N"], num_objects: int | None) -> Bool[np.ndarray, " N"]:
+    """Which rows belong to an object: no dummies and, where K is given, no clutter."""
+    return (labels >= 0) & (labels < (np.inf if num_objects is None else num_objects))

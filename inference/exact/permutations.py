@@ -344,6 +344,7 @@ def largest_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
 
 
 def flat(grid: Grid) -> Float[Array, "cells *scenes"]:
+    """Log weights of a grid as one list of cells."""
     return grid.log_weight.reshape(-1, *grid.log_weight.shape[2:])
 
 

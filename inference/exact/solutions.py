@@ -22,7 +22,7 @@ from inference.exact import assignments
 from inference.exact.assignments import Listing
 from inference.exact.parses import best_match, best_parses, group_labels
 from inference.exact.permutations import Moments, Plan, make_plan, moments, sum_over_matches
-from inference.method import Report
+from inference.result import Report
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
@@ -164,6 +164,7 @@ def refuse_if_unfit(fits: Bool[AnyArray, " scenes"], reach: Float[AnyArray, " sc
 
 @functools.lru_cache(maxsize=64)
 def plan_of(skeleton: Skeleton, num_points: int) -> Plan | Listing:
+    """What exact inference sums over: placements or, for a mixture, assignments."""
     is_mixture = skeleton.match_family is MixtureMatch
     return (assignments.make_listing if is_mixture else make_plan)(skeleton, num_points)
 
@@ -277,10 +278,3 @@ def _reach(model: LinearGaussianModel, owner: Int[np.ndarray, " N"]) -> Float[Ar
     size = jnp.abs(model.points).max(axis=0) + predicted
     reach = (model.parts.feature_mask * size / jnp.sqrt(variance)).max(axis=(0, 1))
     return jnp.broadcast_to(reach, model.points.shape[-1:])
-
-
-def points_first(
-    present: Bool[np.ndarray, "scenes N"],
-) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
-    """An order of the rows with the points before the dummies, and the numbers of points."""
-    return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)

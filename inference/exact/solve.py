@@ -25,12 +25,11 @@ from inference.exact.solutions import (
     Solution,
     ordered,
     plan_of,
-    points_first,
     refuse_if_unfit,
     solutions,
 )
-from inference.method import Report, method, reporter
-from inference.result import Result, grouping_of
+from inference.exact.subsets import points_first
+from inference.result import Report, Result, grouping_of, method, reporter
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import compiled

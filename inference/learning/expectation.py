@@ -16,14 +16,15 @@ from inference.conditions.problem import Problem, read_problem
 from inference.conditions.solve import Runs
 from inference.exact.pairs import pair_moments
 from inference.exact.permutations import Moments, make_plan, sum_over_matches
-from inference.exact.solutions import in_chunks, ordered, points_first
+from inference.exact.solutions import in_chunks, ordered
+from inference.exact.subsets import points_first
 from inference.learning.statistics import Statistics
 from inference.proposals import map_parse
 from inference.proposals.states import solve_likely_states
 from inference.result import Result, partition
 from inference.variational import cavi
 from inference.variational.ascent import Schedule
-from inference.variational.restarts import Restarts
+from inference.variational.pool import Restarts
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.numerics.arrays import AnyArray

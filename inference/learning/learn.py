@@ -19,7 +19,7 @@ from inference.learning.expectation import EStep, Expectations, expect, join_exp
 from inference.learning.information import standard_errors
 from inference.learning.maximisation import Objective
 from inference.learning.params import LARGEST, Params, Values, at, params_of
-from inference.method import Report, reporter
+from inference.result import Report, reporter
 from models.errors import InputError
 from models.program.sites import Program
 from models.scenes import Scene, check_scene

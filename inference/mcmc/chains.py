@@ -18,14 +18,13 @@ from jaxtyping import Array, Float
 
 from inference.conditions.sets import Table, possible_values
 from inference.mcmc.tempering import bridge, check_rungs
-from inference.method import Report, reporter
 from inference.posterior.draws import (
     recover_discrete,
     recover_match,
     result_of_draws,
     with_computed,
 )
-from inference.result import Result
+from inference.result import Report, Result, reporter
 from inference.variational.beginnings import Beginnings, beginnings
 from models.errors import InputError
 from models.numerics.devices import compiled

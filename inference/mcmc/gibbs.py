@@ -48,9 +48,8 @@ from inference.mcmc.conditionals import (
     integrated,
 )
 from inference.mcmc.tempering import Swap, exchange, ladder
-from inference.method import Report, method
 from inference.posterior.draws import one_hot, owner_of
-from inference.result import Result
+from inference.result import Report, Result, method
 from inference.variational.beginnings import Beginnings
 from models.errors import ConjugacyError
 from models.program.batches import Reading, read_scenes

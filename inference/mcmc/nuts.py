@@ -30,9 +30,8 @@ from numpyro.infer.util import constrain_fn, unconstrain_fn
 from inference.conditions.sets import at_first, conditioned, continuous, possible_values, potential
 from inference.mcmc.chains import Budget, Sampler, Target, Values, run_chains
 from inference.mcmc.tempering import Swap, exchange_places, prior_ladder
-from inference.method import Report, method
 from inference.posterior.poses import pose_sites
-from inference.result import Result
+from inference.result import Report, Result, method
 from inference.variational.beginnings import Beginnings
 from models.errors import InputError
 from models.program.marginal import check_table, marginal, tempered

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-from inference.diagnostics.naming import is_object
-from inference.diagnostics.readout import is_averaged, most_probable_match
+from inference.diagnostics.readout import is_averaged, is_object, most_probable_match
 from inference.result import Result
 from models.scenes import Scene
 from models.templates import Parts, template_kinds

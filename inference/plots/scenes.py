@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
-from inference.diagnostics.naming import is_object, relabel
-from inference.diagnostics.readout import is_averaged
+from inference.diagnostics.readout import is_averaged, is_object, relabel
 from inference.plots.outlines import Outlines, result_outlines, truth_outlines
 from inference.result import Result
 from models.scenes import Scene
@@ -253,6 +252,7 @@ def _marker(k: int) -> str:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
+    """Within it, figures have the style of this project."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 

@@ -191,4 +191,5 @@ def owner_of(program: Program, scene: Scene) -> Int[np.ndarray, " N"]:
 
 
 def one_hot(match: Int[Array, "*batch N"], num_parts: int) -> Float[Array, "*batch N N"]:
+    """The part of each row as a matrix of zeros and ones."""
     return jax.nn.one_hot(match, num_parts, dtype=jnp.result_type(float))

@@ -43,9 +43,11 @@ class Turn(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
+        """Whether it moves no pose."""
         return np.array_equal(self.matrix, np.eye(len(self.shift))) and not self.shift.any()
 
     def inverse(self, pose: Float[np.ndarray, "*draws p"]) -> Float[np.ndarray, "*draws p"]:
+        """The poses that this turn takes to the given ones."""
         return np.linalg.solve(self.matrix, (pose - self.shift)[..., None])[..., 0]
 
 
@@ -67,6 +69,7 @@ class Symmetry(NamedTuple):
 
     @property
     def num_objects(self) -> int:
+        """How many objects there are, K."""
         return 1 + max(source for source, _ in self.turns)  # each turns into itself
 
     @property

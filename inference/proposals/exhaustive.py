@@ -17,19 +17,10 @@ from jaxtyping import Array, Float, Int
 from inference.exact.parses import best_configurations, points_of
 from inference.exact.permutations import LOG_ZERO, Plan, flat, largest_sum, object_grid
 from inference.exact.permutations import make_plan as exact_plan
-from inference.exact.solutions import ordered, points_first
-from inference.exact.subsets import count_placements, count_splits
-from inference.proposals.parses import (
-    EDGE,
-    NUM_PARSES,
-    Odds,
-    Parses,
-    Pass,
-    judged_at,
-    odds,
-    with_points,
-)
-from inference.proposals.plan import twins
+from inference.exact.solutions import ordered
+from inference.exact.subsets import count_placements, count_splits, points_first
+from inference.proposals.parses import EDGE, NUM_PARSES, Odds, Parses, Pass, judged_at, odds
+from inference.proposals.plan import twins, with_points
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import compiled
 from models.program.batches import Reading, Skeleton

@@ -46,6 +46,7 @@ def frames_of(
     k: Int[Array, ""],
     basis: Int[Array, "bases size"],
 ) -> Frames:
+    """The frames of object k for each basis of its parts."""
     prior_precision, _ = inverse_and_log_det(model.pose_covariance[k])
 
     def one(basis: Int[Array, " size"]) -> Frames:

@@ -26,9 +26,8 @@ from inference.proposals.parses import (
     judged_at,
     odds,
     parses_of,
-    with_points,
 )
-from inference.proposals.plan import Plan, make_plan
+from inference.proposals.plan import Plan, make_plan, with_points
 from models.numerics.devices import compiled
 from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel

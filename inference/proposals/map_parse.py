@@ -20,13 +20,12 @@ from scipy.optimize import linear_sum_assignment
 from inference.conditions import solve as conditions
 from inference.conditions.problem import Problem
 from inference.exact.parses import poses_given
-from inference.method import Report, method, reporter
 from inference.proposals.candidates import log_marginal
 from inference.proposals.parses import Parses, pair_log_density
 from inference.proposals.propose import propose_whole
 from inference.proposals.starts import structure
 from inference.proposals.states import solve_likely_states
-from inference.result import Result, certain, partition
+from inference.result import Report, Result, certain, method, partition, reporter
 from models.distributions.match import MixtureMatch
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import compiled

@@ -19,7 +19,6 @@ from inference.proposals.candidates import Candidates
 from inference.proposals.frames import OUTSIDE
 from inference.proposals.plan import Plan
 from models.numerics.arrays import AnyArray
-from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
@@ -83,17 +82,6 @@ class Pass(NamedTuple):
     """Scenes are searched together only within a group."""
     search: Callable[[Int[np.ndarray, " block"]], Parses]
     """Takes scene indices."""
-
-
-def with_points(readings: Sequence[Reading]) -> tuple[int, ...]:
-    """The states in which some object may have a point."""
-
-    def may_have(model: LinearGaussianModel) -> bool:
-        of_objects = ~np.asarray(model.parts.is_clutter)[:, 0]
-        of_points = model.seen.any(axis=1)[:, None]
-        return bool((np.isfinite(model.match_logits[:, of_objects]) & of_points).any())
-
-    return tuple(s for s, reading in enumerate(readings) if may_have(reading.model))
 
 
 def judged_at(model: LinearGaussianModel, gate: Float[Array, "N d"]) -> LinearGaussianModel:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from models.program.batches import Reading
+from models.program.reading import LinearGaussianModel
 
 MAX_TUPLES = 1 << 14
 """Tuples of points that are tried as a basis, beyond which some are drawn at random."""
@@ -113,6 +114,17 @@ def _kinds(readings: Sequence[Reading]) -> Int[np.ndarray, " K"]:
     groups = readings[0].skeleton.parts
     same = [_same(reading, groups) for reading in readings]
     return _firsts(len(groups), lambda j, k: all(own(j, k) for own in same))
+
+
+def with_points(readings: Sequence[Reading]) -> tuple[int, ...]:
+    """The states in which some object may have a point."""
+
+    def may_have(model: LinearGaussianModel) -> bool:
+        of_objects = ~np.asarray(model.parts.is_clutter)[:, 0]
+        of_points = model.seen.any(axis=1)[:, None]
+        return bool((np.isfinite(model.match_logits[:, of_objects]) & of_points).any())
+
+    return tuple(s for s, reading in enumerate(readings) if may_have(reading.model))
 
 
 def _by_size(listed: list[list[tuple[int, ...]]]) -> tuple[Bases, ...]:

@@ -16,8 +16,8 @@ from numpyro.distributions import Distribution
 from inference.conditions.listing import Conditions
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.solve import Finish, Runs, Solve, mixed, refuse_impossible
-from inference.proposals.parses import Parses, with_points
-from inference.proposals.plan import twins
+from inference.proposals.parses import Parses
+from inference.proposals.plan import twins, with_points
 from inference.proposals.propose import CLOSE, propose
 from inference.result import Result
 from models.errors import ConjugacyError

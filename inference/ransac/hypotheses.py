@@ -71,6 +71,7 @@ class Template(NamedTuple):
     def of(
         cls, model: LinearGaussianModel, k: Array, members: Array, valid: Array, settings: Settings
     ) -> "Template":
+        """Object k of a program at one scene, as the search needs it."""
         parts = jax.tree.map(lambda x: x[members], model.parts)
         mask = parts.feature_mask.astype(float)
         precision, _ = inverse_and_log_det(model.pose_covariance[k])
@@ -89,6 +90,8 @@ class Template(NamedTuple):
 
 
 class Fit(NamedTuple):
+    """Poses fitted to some matched points, and where they put the parts."""
+
     mean: Float[Array, "p H"]
     covariance: Float[Array, "p p H"]
     predicted: Float[Array, "most d H"]
@@ -202,6 +205,7 @@ def stray_cost(settings: Settings, lack: float) -> float:
 def distances(
     template: Template, predicted: Float[Array, "most d H"], points: Float[Array, "most d H"]
 ) -> Float[Array, "most H"]:
+    """Squared distance of each point from where its part is predicted."""
     return jnp.sum(template.counted[..., None] * (points - predicted) ** 2, axis=1)
 
 

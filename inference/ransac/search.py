@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.method import Report, method, reporter
 from inference.proposals import starts
 from inference.proposals.starts import Structure
 from inference.ransac.covers import Candidates, best_cover, promises, sequential_cover
@@ -32,13 +31,13 @@ from inference.ransac.hypotheses import (
     stray_cost,
     tuples_of_points,
 )
-from inference.result import Result, partition
-from models.errors import ConjugacyError, InputError
+from inference.result import Report, Result, method, partition, reporter
+from models.errors import InputError
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import mesh_of, sharded
-from models.program.batches import Reading, Skeleton, map_scenes, read_scenes
+from models.program.batches import Reading, Skeleton, map_scenes, read_conjugate
 from models.program.reading import LinearGaussianModel
-from models.program.sites import Program, described
+from models.program.sites import Program
 from models.scenes import Scene
 
 _CHUNK = 64  # scenes at a time
@@ -103,7 +102,7 @@ def run(
     Args:
         program: a NumPyro program as for coordinate ascent; its match prior only says which pairs
             are possible at all.
-        key: seed or JAX key; it matters only where tuples of points are drawn at random.
+        rng_key: it matters only where tuples of points are drawn at random.
         bases: every set of parts that fixes a pose, or only the first one of each template.
         tolerance: distance, in the units of the points, up to which a point is a predicted part.
         refit: fit the pose again to all parts that have a point before it is judged.
@@ -122,25 +121,12 @@ def run(
     if not tolerance > 0:
         raise InputError(f"the tolerance must be a positive distance, got {tolerance}; try 0.3")
     scenes = scene.batch()
-    reading = read_scenes(program, scenes)
-    if not isinstance(reading, Reading):
-        name, prior = next(iter(reading.items()))
-        raise ConjugacyError(name, f"a further latent site, {described(prior)}", "no such site")
-    seen = reading.model.seen
-    if not (seen == seen[:, :1]).all():
-        raise InputError(
-            "ransac requires points that are seen whole or not at all, but some features of a "
-            "point are missing; use the method ds"
-        )
-    has_clutter = reading.skeleton.has_clutter
-    settings = Settings(
-        bases, float(tolerance), refit, cost, cover, features, fewest_points, has_clutter
-    )
-    reading = reading.at_prior_mean()
+    reading = _read(program, scenes)
+    limits = (features, fewest_points, reading.skeleton.has_clutter)
+    settings = Settings(bases, float(tolerance), refit, cost, cover, *limits)
     solve, owner = _solver(reading.skeleton, settings, devices)
-    count = len(scenes.points)
+    count, report, outputs = len(scenes.points), reporter(progress_bar), []
     keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(jnp.arange(count))
-    report, outputs = reporter(progress_bar), []
     at_a_time = _CHUNK * devices
     for start in range(0, count, at_a_time):
         some = np.arange(start, min(start + at_a_time, count))
@@ -150,6 +136,18 @@ def run(
         report(start + len(some), count)
     found = jax.tree.map(lambda *chunks: np.concatenate(chunks)[:count], *outputs)  # no padding
     return _result(found, scenes, owner)
+
+
+def _read(program: Program, scenes: Scene) -> Reading:
+    """The program at each scene, with an unknown precision at the mean of its prior."""
+    reading = read_conjugate(program, scenes)
+    seen = reading.model.seen
+    if not (seen == seen[:, :1]).all():
+        raise InputError(
+            "ransac requires points that are seen whole or not at all, but some features of a "
+            "point are missing; use the method ds"
+        )
+    return reading.at_prior_mean()
 
 
 @functools.lru_cache(maxsize=32)

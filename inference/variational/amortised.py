@@ -17,8 +17,7 @@ from guides import meanfield
 from guides.projections import PROJECTIONS
 from inference.conditions import solve as conditions
 from inference.conditions.problem import Problem
-from inference.method import Report, method, reporter
-from inference.result import Result, partition
+from inference.result import Report, Result, method, partition, reporter
 from models.distributions.match import MixtureMatch
 from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel

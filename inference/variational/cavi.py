@@ -11,26 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from guides.projections import PROJECTIONS
 from inference.conditions import solve as conditions
 from inference.conditions.problem import Problem
-from inference.method import Report, method, reporter
 from inference.proposals.parses import Parses
 from inference.proposals.propose import drawn, propose_whole
 from inference.proposals.states import solve_likely_states
-from inference.result import Result, partition
+from inference.result import Report, Result, method, partition, reporter
 from inference.variational.amortised import Logits
 from inference.variational.ascent import Schedule
 from inference.variational.pool import (
     Ended,
     Engine,
     Given,
+    Restarts,
     begins_of,
     best_of_restarts,
     run_keys,
 )
 from inference.variational.pool import engine as make_engine
-from inference.variational.restarts import Restarts
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.program.sites import Program
@@ -136,7 +134,7 @@ def solver(
         if callable(init_strategy):
             begins = init_strategy(problem.scenes)
         best = best_of_restarts(engine, problem, rng_key, number, report, begins)
-        constant = problem.log_constant + PROJECTIONS[name].log_bound(len(problem.owner))
+        constant = problem.log_constant + engine.log_bound
         result = _result(problem, best, name, constant)
         if history and not problem.is_conditional:
             alone = make_engine(problem.skeleton, name, schedule)

@@ -32,7 +32,7 @@ from inference.conditions.problem import Problem, read_problem
 from inference.proposals.propose import propose_whole
 from inference.variational.ascent import Schedule
 from inference.variational.beginnings import beginnings
-from inference.variational.pool import engine, matches_of, run_keys
+from inference.variational.pool import begins_of, engine, run_keys
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch
 from models.numerics.linalg import cholesky
 from models.numerics.sinkhorn import log_sinkhorn
@@ -99,7 +99,8 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
         ascent = engine(problem.skeleton, projection_name, Schedule())
         parses = propose_whole(problem.reading) if start == "parses" else None
         pieces = problem.reading.take(runs[:, 0])
-        pool = ascent.start(pieces, run_keys(key, runs), matches_of(parses, runs))
+        keys = run_keys(key, runs)
+        pool = ascent.start(pieces, keys, begins_of(parses, runs, keys))
         match_probs = pool.state.match_probs
         noise = meanfield.fixed_precision(pool.model, jnp.ones(len(runs)))
         pose = poses_given(pool.model, match_probs, noise)
@@ -196,6 +197,7 @@ def mean_field_elbo(
 
 
 def match_probs_of(params: Params) -> Float[Array, "*batch N N"]:
+    """R of a guide's parameters, whichever way it has them."""
     if "match_logits" in params:
         return jax.nn.softmax(params["match_logits"], axis=-1)
     return params["match_probs"]

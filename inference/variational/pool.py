@@ -8,6 +8,7 @@ its own, and steps them by itself.
 """
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,13 +19,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from guides.projections import PROJECTIONS
 from inference.conditions.problem import Problem
-from inference.method import Report
 from inference.proposals import starts
 from inference.proposals.parses import Parses
 from inference.proposals.propose import CLOSE
 from inference.proposals.starts import Start, Structure
+from inference.result import Report
 from inference.variational.ascent import Schedule, State, begin, step
-from inference.variational.restarts import RETRIES, Restarts, Waiting
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import mesh_of, sharded
 from models.program.batches import Skeleton, map_scenes
@@ -49,6 +49,8 @@ NARROWED = 1 << 16
 SEGMENT = 4
 """Steps between two looks at which slots are done."""
 
+RETRIES = 4
+"""Retries of sparse random runs, per restart."""
 
 TIE = 1e-6
 """Nats between ELBOs that count as the same: how runs are put into slots changes less."""
@@ -74,6 +76,8 @@ class Engine(NamedTuple):
     insert: Callable[[Pool, Pool, AnyArray], Pool]
     """New runs into the given slots of their device; slots beyond its last are dropped."""
     devices: int
+    log_bound: float
+    """What makes the ELBO a lower bound under this projection (`guides.projections`)."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -134,7 +138,17 @@ def engine(
 
         return jax.tree.map(put, pool, new)
 
-    return Engine(structure, begin_runs, advance, advance_one, insert, devices)
+    log_bound = projection.log_bound(len(skeleton.owner))
+    return Engine(structure, begin_runs, advance, advance_one, insert, devices, log_bound)
+
+
+class Restarts(NamedTuple):
+    """Number of runs per scene."""
+
+    most: int
+    """Non-sparse runs, at most."""
+    fewest_points: float
+    """A run is sparse if an object surely has a point but fewer than this many in total."""
 
 
 class Ended(NamedTuple):
@@ -148,6 +162,36 @@ class Ended(NamedTuple):
     converged: Bool[np.ndarray, " runs"]
     steps: Int[np.ndarray, " runs"]
     attempt: Int[np.ndarray, " runs"]
+
+
+class Waiting:
+    """Runs that are waiting, and the retries left per scene.
+
+    Retries of a scene depend only on its own runs, not on the rest of the batch.
+    """
+
+    def __init__(self, number: Int[np.ndarray, " scenes"], retries: int) -> None:
+        """`number` runs per scene, and at most `retries` retries per scene."""
+        self.runs = deque(
+            (s, i) for i in range(number.max()) for s in np.flatnonzero(i < number).tolist()
+        )
+        self.begun = number.copy()
+        self.retries = np.full(len(number), retries)
+        self.finished = 0
+
+    def take(self, count: int) -> Int[np.ndarray, "runs 2"]:
+        """The scene and the attempt of the next runs."""
+        runs = [self.runs.popleft() for _ in range(min(count, len(self.runs)))]
+        return np.array(runs, int).reshape(-1, 2)
+
+    def finish(self, scene: Int[np.ndarray, " runs"], sparse: Bool[np.ndarray, " runs"]) -> None:
+        """Record finished runs, and queue retries of sparse ones."""
+        self.finished += len(scene)
+        for s in scene[sparse & (self.retries[scene] > 0)].tolist():
+            if self.retries[s] > 0:
+                self.runs.append((s, int(self.begun[s])))
+                self.begun[s] += 1
+                self.retries[s] -= 1
 
 
 @jax.jit
@@ -226,26 +270,19 @@ def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
     return np.clip(np.asarray(close).sum(axis=1), 1, most)
 
 
-def matches_of(
-    parses: Parses | None, runs: Int[np.ndarray, "runs 2"]
-) -> Int[np.ndarray, "N runs"] | None:
-    """The initial parse of each run (scene, attempt), cycling through the scene's parses."""
-    if parses is None:
-        return None
-    scene, attempt = runs.T
-    number = np.maximum(np.isfinite(parses.value).sum(axis=1), 1)
-    return np.asarray(parses.match)[scene, attempt % number[scene]].T
-
-
 def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> AnyArray | None:
-    """What each run begins with.
+    """What each run (scene, attempt) begins with.
 
-    Of logits the first run of a scene gets them as they are, and further ones with Gumbel noise: as
-    if each point drew its part.
+    Of parses each run gets the next one of its scene, and after the last the first again. Of logits
+    the first run of a scene gets them as they are, and further ones with Gumbel noise: as if each
+    point drew its part.
     """
-    if given is None or isinstance(given, Parses):
-        return matches_of(given, runs)
     scene, attempt = runs.T
+    if given is None:
+        return None
+    if isinstance(given, Parses):
+        number = np.maximum(np.isfinite(given.value).sum(axis=1), 1)
+        return np.asarray(given.match)[scene, attempt % number[scene]].T
     noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]))(keys)
     return jnp.moveaxis(given[scene] + jnp.where(attempt[:, None, None] > 0, noise, 0.0), 0, -1)
 
@@ -322,7 +359,7 @@ def _ended(
         match_probs=match_probs,
         pose_mean=np.moveaxis(mean, (0, 1, 2), (2, 1, 0)),
         pose_covariance=np.moveaxis(covariance, (2, 3), (1, 0)),
-        elbo=np.asarray(state.terms.elbo)[slots],
+        elbo=np.sum(state.terms, axis=0)[slots],
         sparse=_is_sparse(match_probs, present, structure.owner, num_objects, fewest_points),
         converged=np.asarray(state.converged)[slots],
         steps=np.asarray(state.steps)[slots],

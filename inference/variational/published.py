@@ -30,8 +30,7 @@ from guides import meanfield
 from guides.meanfield import PoseFactor
 from guides.projections import sinkhorn
 from inference.conditions.problem import Problem, read_problem
-from inference.method import Report, method, reporter
-from inference.result import Result, partition
+from inference.result import Report, Result, method, partition, reporter
 from models.distributions.match import MixtureMatch
 from models.errors import InputError
 from models.numerics.linalg import total

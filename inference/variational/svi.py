@@ -9,18 +9,16 @@ NumPyro's automatic guides it takes any prior, on the program with its match sum
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jaxtyping import Array, Float
 
 from inference.conditions.sets import discrete_sites
-from inference.method import Report, method, reporter
 from inference.posterior.draws import owner_of, recover_match, result_of_draws, with_computed
 from inference.posterior.poses import pose_sites
-from inference.result import Result, partition
+from inference.result import Report, Result, method, partition, reporter
 from inference.variational.families import (
     AUTOMATIC,
     Family,
@@ -37,24 +35,8 @@ from models.program.sites import Program
 from models.program.witness import check_program
 from models.scenes import Scene
 
-OPTIMIZER = optax.adam(
-    optax.exponential_decay(0.5, transition_steps=200, decay_rate=0.5, transition_begin=500),
-    b2=0.95,
-)
-"""Adam whose step is halved every 200 steps in the end, to average the gradient's noise away.
-
-It measures gradients by the last 20 or so of them (optax's 0.999 by the last 1000): on the way they
-become smaller by orders of magnitude, and divided by the size that they once had the last steps
-would be too short to arrive."""
-
-FLOW_OPTIMIZER = optax.chain(
-    optax.clip_by_global_norm(10.0),
-    optax.adam(optax.exponential_decay(0.01, 150, 0.5, transition_begin=1000)),
-)
-"""For flows, whose parameters are the weights of networks: smaller steps, and none too large.
-
-After 1000 steps they are halved every 150. Halved every 500 they are still so long after 3000 that
-the ELBO goes up and down by 0.01 nats or more between two looks, and no run ever settles."""
+if TYPE_CHECKING:  # slow to import, and only this method needs it
+    import optax
 
 Guide = Literal["mean_field", "AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal"]
 
@@ -94,7 +76,7 @@ def run(
     guide: Guide = "mean_field",
     num_restarts: int = 4,
     init_strategy: Literal["parses", "uniform", "vi", "prior"] | None = None,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: "optax.GradientTransformation | None" = None,
     num_particles: int = 8,
     tolerance: float = 1e-3,
     num_steps: int = 3000,
@@ -134,7 +116,7 @@ def run(
         frame,
         Scene(**scenes.take(scene_of).observed),
         jax.random.fold_in(rng_key, 1),
-        optimizer or (FLOW_OPTIMIZER if guide == "AutoIAFNormal" else OPTIMIZER),
+        optimizer or default_optimizer(is_flow=guide == "AutoIAFNormal"),
         tolerance,
         num_steps,
         reporter(progress_bar),
@@ -146,6 +128,27 @@ def run(
     result_of = _mean_field_result if guide == "mean_field" else _automatic_result
     draw_key = jax.random.fold_in(rng_key, 2)
     return result_of(program, family, scene, Best(*best), draw_key, num_samples)
+
+
+@functools.cache  # runs are compiled once for each optimizer
+def default_optimizer(*, is_flow: bool) -> "optax.GradientTransformation":
+    """Adam whose step is halved every 200 steps in the end, to average the gradient's noise away.
+
+    It measures gradients by the last 20 or so of them (optax's 0.999 by the last 1000): on the way
+    they become smaller by orders of magnitude, and divided by the size that they once had the last
+    steps would be too short to arrive.
+
+    The parameters of a flow are the weights of networks: its steps are smaller, and none too large.
+    After 1000 steps they are halved every 150. Halved every 500 they are still so long after 3000
+    that the ELBO goes up and down by 0.01 nats or more between two looks, and no run ever settles.
+    """
+    import optax
+
+    if is_flow:
+        steps = optax.exponential_decay(0.01, 150, 0.5, transition_begin=1000)
+        return optax.chain(optax.clip_by_global_norm(10.0), optax.adam(steps))
+    steps = optax.exponential_decay(0.5, 200, 0.5, transition_begin=500)
+    return optax.adam(steps, b2=0.95)
 
 
 def _fields(
@@ -177,7 +180,7 @@ def climb(
     frame: Frame,
     scenes: Scene,
     key: Array,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     tolerance: float,
     num_steps: int,
     report: Report,
@@ -203,9 +206,11 @@ def climb(
 
 @functools.lru_cache(maxsize=32)
 def _compiled(
-    family: Family, optimizer: optax.GradientTransformation
+    family: Family, optimizer: "optax.GradientTransformation"
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Some steps of all runs, and their ELBO, compiled once for each family."""
+    import optax
+
     update = optax.with_extra_args_support(optimizer).update
 
     @jax.jit

@@ -99,7 +99,7 @@ class MatchedParts(Distribution):
     @property
     def noise_variance(self) -> Float[Array, "*batch parts features"]:
         """D / (precision beta), the squared scale of the noise; that of clutter is its own."""
-        return self.parts.variance_at(jnp.asarray(self.precision) * jnp.asarray(self.beta))
+        return self.parts.variance_at(self.precision * self.beta)
 
     def pair_log_likelihood(
         self, points: Float[Array, "*batch N d"]

@@ -153,6 +153,7 @@ class DoublyStochasticMatch(_Match):
 
     @property
     def log_weights(self) -> Float[Array, "*batch N N"]:
+        """log A, -inf where an entry is zero."""
         return _safe_log(self.probs)
 
     @property
@@ -173,6 +174,7 @@ class DoublyStochasticMatch(_Match):
         return -weighted_sum(self.probs, self.log_weights)
 
     def tilt(self, log_likelihood: Float[Array, "*batch N N"]) -> "PermutationMatch":
+        """The posterior of the match under a likelihood sum_mn z_mn C_mn."""
         return PermutationMatch(self.log_weights + log_likelihood)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N N"]:
@@ -224,6 +226,7 @@ class PermutationMatch(_Match):
 
     @property
     def log_normalizer(self) -> Float[Array, "*batch"]:
+        """The log permanent of exp(theta), or its Bethe approximation."""
         log_sum = log_permanent if self.normalizer == "exact" else log_bethe_permanent
         return log_sum(jnp.asarray(self.logits))
 
@@ -233,6 +236,7 @@ class PermutationMatch(_Match):
         return marginals(jnp.asarray(self.logits))
 
     def tilt(self, log_likelihood: Float[Array, "*batch M N"]) -> "PermutationMatch":
+        """The posterior of the match under a likelihood sum_mn z_mn C_mn."""
         return PermutationMatch(self.logits + log_likelihood, normalizer=self.normalizer)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape M N"]:
@@ -270,6 +274,7 @@ class MixtureMatch(_Match):
 
     @property
     def log_normalizer(self) -> Float[Array, "*batch"]:
+        """Log of the product over rows of the sum of a row's weights."""
         return logsumexp(self.logits, axis=-1).sum(axis=-1)
 
     @property
@@ -278,9 +283,11 @@ class MixtureMatch(_Match):
 
     @property
     def mode(self) -> Float[Array, "*batch M N"]:
+        """The best part of each point by itself."""
         return _one_hot(jnp.argmax(self.logits, axis=-1), self.event_shape[-1])
 
     def tilt(self, log_likelihood: Float[Array, "*batch M N"]) -> "MixtureMatch":
+        """The posterior of the match under a likelihood sum_mn z_mn C_mn."""
         return MixtureMatch(self.logits + log_likelihood)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape M N"]:

@@ -1,4 +1,4 @@
-"""Parameters of match priors: uniform, by type, and by which objects are present.
+"""Parameters of match priors: by type, and by which objects are present.
 
 Compiled whole: operation by operation, each would be compiled once for every number of scenes.
 """
@@ -14,11 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 from numpyro.distributions import Binomial, CategoricalLogits, Distribution
 
 from models.numerics.arrays import AnyArray
-
-
-def uniform_probs(num_parts: int) -> Float[Array, "N N"]:
-    """a = 1/N: no point prefers any part."""
-    return jnp.asarray(np.full((num_parts, num_parts), 1.0 / num_parts))
 
 
 @jax.jit

@@ -4,12 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 
 def best_assignment(scores: Float[Array, "*batch M N"]) -> Int[Array, "*batch M"]:
     """The column of each row in the match of the highest total score; there are M <= N rows."""
+    import optax  # not needed for a first answer, and slow to import
+
     finite = jnp.isfinite(scores)
     low = jnp.where(finite, scores, jnp.inf).min(axis=(-2, -1), keepdims=True)
     high = jnp.where(finite, scores, -jnp.inf).max(axis=(-2, -1), keepdims=True)

@@ -39,10 +39,12 @@ class Skeleton(NamedTuple):
 
     @property
     def num_objects(self) -> int:
+        """How many objects there are, K."""
         return len(self.alike)
 
     @property
     def has_clutter(self) -> bool:
+        """Whether there are slots for points that belong to no object."""
         return len(self.groups) > self.num_objects
 
     @property
@@ -206,12 +208,18 @@ def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -
     return True
 
 
+def read_conjugate(program: Program, scenes: Scene, given: Values | None = None) -> Reading:
+    """The same for methods that know of no conditions: a ConjugacyError if one is left open."""
+    found = read_scenes(program, scenes, given)
+    if not isinstance(found, Reading):
+        name, prior = next(iter(found.items()))
+        raise ConjugacyError(name, f"a further latent site, {described(prior)}", "no such site")
+    return found
+
+
 def check_conjugate(program: Program, scene: Scene, given: Values | None = None) -> None:
     """Raise a ConjugacyError if the closed forms do not hold for this program at this scene."""
-    left_open = read_scenes(program, scene.batch(), {n: x[None] for n, x in (given or {}).items()})
-    if isinstance(left_open, dict):
-        name, prior = next(iter(left_open.items()))
-        raise ConjugacyError(name, f"a further latent site, {described(prior)}", "no such site")
+    read_conjugate(program, scene.batch(), {n: x[None] for n, x in (given or {}).items()})
 
 
 def skeleton_of(found: LinearGaussianModel, varies: LinearGaussianModel | None = None) -> Skeleton:

@@ -66,6 +66,7 @@ class LinearGaussianModel:
 
     @property
     def num_objects(self) -> int:
+        """How many objects there are, K."""
         return self.pose_mean.shape[-2]
 
 

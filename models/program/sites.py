@@ -133,14 +133,14 @@ def placeholder(prior: Distribution) -> Array:
     """Some value of a latent site, at no cost: drawing a match would be work for nothing."""
     shape = prior.shape()
     if isinstance(without_shape(prior), MATCH_FAMILIES):
-        return jnp.asarray(np.ones(shape))
+        return jax.device_put(np.ones(shape))  # compiles nothing, as jnp.asarray may
     if prior.support is not None and prior.support.is_discrete:
         if not prior.has_enumerate_support:
             return jnp.asarray(np.zeros(shape, int))
         values = prior.enumerate_support(expand=False)
         return jnp.broadcast_to(values[0], shape)
     transform = biject_to(prior.support)
-    return transform(jnp.asarray(np.full(transform.inverse_shape(shape), 0.5)))
+    return transform(jax.device_put(np.full(transform.inverse_shape(shape), 0.5)))
 
 
 class _Given(Messenger):

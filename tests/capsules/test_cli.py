@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from capsules import cli
 from capsules.experiments.generator import sample_scenes
-from capsules.files.paths import whole_file
+from capsules.files.outputs import whole_file
 from capsules.files.scenes import load_scenes, save_scenes
 from capsules.methods import METHODS, PRESETS, infer, program_of
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, same_partition, score

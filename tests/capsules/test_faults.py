@@ -14,8 +14,7 @@ from capsules import cli, methods
 from capsules.commands.demo import _table
 from capsules.commands.shared import Stopwatch, show_seconds
 from capsules.experiments.generator import sample_scenes
-from capsules.files.points import stored_scene
-from capsules.files.scenes import load_scenes, save_scenes
+from capsules.files.scenes import load_scenes, save_scenes, stored_scene
 from inference.diagnostics.metrics import same_partition
 from models.errors import InputError
 from models.scenes import make_scene

@@ -92,6 +92,22 @@ def test_scenes_are_better_explained(files):
     assert found[1] > found[0] + 1
 
 
+def test_poses_are_those_of_the_learnt_model(files):
+    folder, _ = files
+    path = folder / "learned.npz"
+    arguments = (*SHAPES, "--method", "exact", "--learned", path, "--json", "-")
+    result = run("infer", folder / "scenes.npz", *arguments)
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["objects"]
+    model = read(program_of("exact", ("triangle",), learned=str(path)), SCENES.take(0))
+    design = np.asarray(model.parts.F).reshape(-1, 4)
+    precision = np.linalg.inv(model.pose_covariance[0]) + load_learned(path)["precision"] * (
+        design.T @ design
+    )
+    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    np.testing.assert_allclose(found["translation_sd"], sd[:2], rtol=1e-9)
+
+
 def test_what_cannot_be_done_is_said(files, tmp_path):
     folder, _ = files
     scenes, out = folder / "scenes.npz", tmp_path / "out.npz"

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from inference.method import method, reporter
-from inference.result import Result
+from inference.result import Result, method, reporter
 from models.errors import InputError
 from models.scenes import Scene, make_scene
 

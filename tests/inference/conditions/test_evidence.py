@@ -5,7 +5,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from inference.conditions import evidence
+from inference.conditions import problem
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.distributions.match_priors import typed_probs
@@ -39,7 +39,7 @@ def scenes_with(present, types=None):
 
 
 def log_prior_normalizer(program, scenes, **options):
-    return evidence.log_prior_normalizer(read_scenes(program, scenes), scenes.present, **options)
+    return problem.log_prior_normalizer(read_scenes(program, scenes), scenes.present, **options)
 
 
 SOME = np.array([[1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0]], bool)

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from capsules.experiments.generator import sample_scenes
 from inference.diagnostics.metrics import same_partition
-from inference.diagnostics.naming import relabel
-from inference.diagnostics.readout import most_probable_match
+from inference.diagnostics.readout import most_probable_match, relabel
 from inference.plots import outlines, scenes
 from inference.result import Result
 from models.constellation import PARTS

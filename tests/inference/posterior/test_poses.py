@@ -21,10 +21,9 @@ from inference.posterior import poses, symmetry
 from inference.posterior.densities import log_joint
 from inference.result import Result
 from inference.variational.beginnings import beginnings
-from models.constellation import constellation
+from models.constellation import constellation, uniform_probs
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import PermutationMatch
-from models.distributions.match_priors import uniform_probs
 from models.errors import InputError
 from models.geometry import similarity_pose
 from models.program.marginal import marginal

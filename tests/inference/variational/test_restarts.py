@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inference.variational.restarts import Waiting
+from inference.variational.pool import Waiting
 
 
 def run_all(number, retries, sparse=()):

@@ -17,13 +17,14 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer import MCMC, NUTS
 
+from models.constellation import uniform_probs
 from models.distributions.match import (
     DoublyStochasticMatch,
     MixtureMatch,
     PermutationMatch,
     weighted_sum,
 )
-from models.distributions.match_priors import presence_logits, typed_probs, uniform_probs
+from models.distributions.match_priors import presence_logits, typed_probs
 from models.errors import InputError
 from models.numerics.sinkhorn import log_sinkhorn
 from tests import oracle

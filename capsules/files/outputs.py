@@ -1,4 +1,4 @@
-"""Paths that are read and written: ordinary files, outputs that are whole or absent, the cache."""
+"""Files that are written: outputs that are whole or absent, and the cache of compiled code."""
 
 import contextlib
 import errno
@@ -8,32 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from capsules.files.inputs import reason_of
 from models.errors import InputError
-
-LONGEST_REASON = 300
-"""Characters of what a library says of a damaged file."""
-
-
-def reason_of(error: BaseException) -> str:
-    """Why something failed, on one line."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())[:LONGEST_REASON]
-
-
-def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
-    """Refuse what is no ordinary file, or too large; `what` says what it should have been."""
-    try:
-        exists = path.exists()
-        if exists and not path.is_file():
-            raise OSError("it is no ordinary file")
-        if exists and max_bytes is not None and path.stat().st_size > max_bytes:
-            raise OSError(f"it has more than {max_bytes >> 20} MiB")
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path} as {what} ({reason_of(error)}); give another file"
-        ) from error
-    if not exists:
-        raise InputError(f"there is no file {path}; `capsules sample` writes one")
 
 
 def check_output(path: Path, *others: Path | None) -> None:
@@ -92,7 +68,17 @@ def _unwritable(path: Path, error: OSError) -> InputError:
     )
 
 
-def cache_folder() -> Path | None:
+def keep_compiled_code() -> None:
+    """Switch on JAX's persistent compilation cache, unless there is one or none can be written."""
+    import jax
+
+    folder = _cache_folder()
+    if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(folder / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def _cache_folder() -> Path | None:
     """Where things are kept between runs (XDG_CACHE_HOME or ~/.cache); None if there is no home."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

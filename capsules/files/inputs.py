@@ -1,6 +1,7 @@
-"""Arrays of an npz file, some rows at a time: a file may be far larger than memory.
+"""Files that are read: ordinary ones, and the arrays of npz files.
 
-Before any value is read, sizes are checked, then checksums: what unpacks to far more than the file
+Arrays are read some rows at a time: a file may be far larger than memory. Before any value is read,
+sizes are checked, then checksums: what unpacks to far more than the file
 is refused unread, a header has to say the size of what is there, every member is held against its
 checksum. Pickled objects are never opened.
 """
@@ -15,8 +16,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from capsules.files.paths import check_input, reason_of
 from models.errors import InputError
+
+LONGEST_REASON = 300
+"""Characters of what a library says of a damaged file."""
 
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 100
 """Bytes that a file may unpack to, unless its compression ratio is below the limit."""
@@ -25,6 +28,28 @@ SCENES = "an npz file of plain arrays `points`, `present`, `object`, as `capsule
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, on one line."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:LONGEST_REASON]
+
+
+def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
+    """Refuse what is no ordinary file, or too large; `what` says what it should have been."""
+    try:
+        exists = path.exists()
+        if exists and not path.is_file():
+            raise OSError("it is no ordinary file")
+        if exists and max_bytes is not None and path.stat().st_size > max_bytes:
+            raise OSError(f"it has more than {max_bytes >> 20} MiB")
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path} as {what} ({reason_of(error)}); give another file"
+        ) from error
+    if not exists:
+        raise InputError(f"there is no file {path}; `capsules sample` writes one")
 
 
 class Header(NamedTuple):
@@ -38,6 +63,7 @@ class Header(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
@@ -82,6 +108,7 @@ class ArrayFile:
 
     @property
     def names(self) -> list[str]:
+        """Names of its arrays."""
         return list(self._members)
 
     def digest(self) -> str:
