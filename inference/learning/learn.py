@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from inference.learning.expectation import EStep, Expectations, expect, join_expectations
 from inference.learning.information import standard_errors
 from inference.learning.maximisation import Objective
-from inference.learning.params import LARGEST, Params, Values, at, params_of
+from inference.learning.params import LARGEST, Movable, Params, Values, at, params_of
 from inference.method import Report, reporter
 from models.errors import InputError
 from models.program.sites import Program
@@ -123,6 +123,7 @@ def learn(
     batches = _batches(training, batch_size)
     params = params_of(program, training.take(0))
     _refuse_too_few(len(batches[0].points), sum(params.size.values()))
+    movable = Movable(program, params)
     report = reporter(progress_bar)
     every = [*batches, others] if others is not None else batches
 
@@ -139,7 +140,7 @@ def learn(
         searched = searched or _settled(objective, tolerance)
         for b, some in enumerate(every):
             last = None if searched else expected[b]
-            found = expect(at(program, params.values(flat)), some, e_step, rng_key, last)
+            found = expect(movable.at(flat), some, e_step, rng_key, last)
             expected[b : b + 1] = [found]
             if maximiser is None:
                 maximiser = Objective.of(program, params, training.take(0), found.first_given())
@@ -165,9 +166,7 @@ def learn(
     assert maximiser is not None
 
     def scores_at(flat: Float[np.ndarray, " n"]) -> Float[np.ndarray, "scenes n"]:
-        found = expect(
-            at(program, params.values(flat)), training, e_step, rng_key, whole, precisely=True
-        )
+        found = expect(movable.at(flat), training, e_step, rng_key, whole, precisely=True)
         return maximiser.scores(training, found, flat)
 
     values = jax.tree.map(np.asarray, params.values(flat))

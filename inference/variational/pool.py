@@ -246,8 +246,11 @@ def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> Any
     if given is None or isinstance(given, Parses):
         return matches_of(given, runs)
     scene, attempt = runs.T
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]))(keys)
-    return jnp.moveaxis(given[scene] + jnp.where(attempt[:, None, None] > 0, noise, 0.0), 0, -1)
+    logits = np.moveaxis(given[scene], 0, -1)
+    if not attempt.any():
+        return logits
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]), out_axes=-1)(keys)
+    return logits + jnp.where(attempt > 0, noise, 0.0)
 
 
 def _free(
