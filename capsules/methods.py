@@ -187,8 +187,8 @@ def program_of(
     clutter: int = 0,
     visibility: float | None = None,
     learned: str | None = None,
-) -> Program:
-    """The constellations program as a method runs it.
+) -> functools.partial[Any]:
+    """The constellations program as a method runs it; its keywords have its templates, `parts`.
 
     Args:
         method: a name in `EVERY_METHOD`.
@@ -367,7 +367,7 @@ def _program(
     clutter: int,
     visibility: float | None,
     learned: tuple[Path, float] | None,
-) -> Program:
+) -> functools.partial[Any]:
     """Args:
     learned: a file of learnt numbers, and when it was written: a new one is read again.
     """

@@ -140,9 +140,12 @@ def infer(
     from capsules import methods
     from models.templates import object_names
 
-    parts = methods.templates(objects, clutter)
     # Before the file is read: a bad name is cheap.
-    program = methods.program_of(method, objects, precision, prior, preset, clutter, visibility)
+    numbers = None if learned is None else str(learned)
+    program = methods.program_of(
+        method, objects, precision, prior, preset, clutter, visibility, numbers
+    )
+    parts = program.keywords["parts"]  # as learnt, where they are
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
     answer = describe(result, program, parts, object_names(names)) | {"prior": prior}
