@@ -28,6 +28,8 @@ SEARCH_EVERY = 5
 """Rounds of `ds` after which the parses of each scene are searched for again; in the others its
 runs go on from their last match probabilities."""
 
+_NO_SLOPE = 1e-6  # of a scene's objective, which counts as none: symmetry has it cancel
+
 _FLAT = 1e-10  # of the mean squared score, below which no scene informs a parameter
 
 
@@ -152,11 +154,13 @@ def learn(
         if others is not None:
             held_out.append(float(expected[-1].value.mean()))
         report(step, num_steps)
-        converged = searched and _settled(objective, tolerance)
+        assert maximiser is not None
+        if searched and _settled(objective, tolerance):
+            # An M-step that came to nothing leaves the objective as it was, too.
+            converged = _is_at_top(params, flat, maximiser.scores(training, whole, flat))
         if converged or is_last:
             path[-1] = flat  # further M-steps of a round with several batches count
             break
-        assert maximiser is not None
         flat = maximiser.maximise(training, whole, flat)
         path.append(flat)
         if keep is not None:
@@ -186,6 +190,18 @@ def learn(
 
 def _settled(objective: list[float], tolerance: float) -> bool:
     return len(objective) > 1 and abs(objective[-1] - objective[-2]) < tolerance
+
+
+def _is_at_top(
+    params: Params, flat: Float[np.ndarray, " n"], scores: Float[np.ndarray, "scenes n"]
+) -> bool:
+    """Whether each parameter is within a standard error of where the slope vanishes.
+
+    Once one is at its bound the errors of the others mean nothing: there is no noise.
+    """
+    slope, error = np.abs(scores.sum(axis=0)), np.sqrt((scores**2).sum(axis=0))
+    is_bounded = (flat >= params.highest() - 1e-9).any()
+    return bool(is_bounded or (slope <= error + _NO_SLOPE * len(scores)).all())
 
 
 def _batches(scenes: Scene, batch_size: int | None) -> list[Scene]:
