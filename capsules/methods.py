@@ -186,8 +186,8 @@ def program_of(
     clutter: int = 0,
     visibility: float | None = None,
     learned: str | None = None,
-) -> Program:
-    """The constellations program as a method runs it.
+) -> functools.partial[Any]:
+    """The constellations program as a method runs it; its keywords have its templates, `parts`.
 
     Args:
         method: a name in `EVERY_METHOD`.
@@ -312,7 +312,7 @@ def check_options(
     visibility: float | None = None,
     learned: str | None = None,
     **options: Any,
-) -> Program:
+) -> functools.partial[Any]:
     """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
     key_of(seed)
     if precision is not None and precision > LARGEST:
@@ -365,7 +365,7 @@ def _program(
     clutter: int,
     visibility: float | None,
     learned: tuple[Path, float] | None,
-) -> Program:
+) -> functools.partial[Any]:
     """Args:
     learned: a file of learnt numbers, and when it was written: a new one is read again.
     """

@@ -134,8 +134,8 @@ def infer(
     from capsules import methods
     from capsules.files.scenes import read_scene
 
-    parts = methods.templates(objects, clutter)
     program = methods.check_options(method, seed, **options)  # cheaper than to read the file
+    parts = program.keywords["parts"]  # as learnt, where they are
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
     answer = describe(result, program, parts, object_names(names)) | {"prior": prior}

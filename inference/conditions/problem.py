@@ -103,10 +103,13 @@ def log_prior_normalizer(
         known: dict[bytes, float] = {}
         values = np.zeros(len(logits))
         for i, (matrix, mask) in enumerate(zip(logits, present[: len(logits)], strict=True)):
-            order = np.lexsort((*matrix.T, mask))  # that of the rows does not change a permanent
-            name = matrix[order].tobytes() + mask[order].tobytes()
+            name = matrix.tobytes() + mask.tobytes()
             if name not in known:
-                known[name] = _log_permanent_by_components(matrix, mask)
+                order = np.lexsort((*matrix.T, mask))  # rows in any order have the same permanent
+                in_order = matrix[order].tobytes() + mask[order].tobytes()
+                if in_order not in known:
+                    known[in_order] = _log_permanent_by_components(matrix, mask)
+                known[name] = known[in_order]
             values[i] = known[name]
         if or_bound:
             row_sums = logsumexp(logits, axis=-1).sum(axis=-1)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from inference.learning.expectation import EStep, Expectations, expect, join_expectations
 from inference.learning.information import standard_errors
 from inference.learning.maximisation import Objective
-from inference.learning.params import LARGEST, Params, Values, at, params_of
+from inference.learning.params import LARGEST, Movable, Params, Values, at, params_of
 from inference.result import Report, reporter
 from models.errors import InputError
 from models.program.sites import Program
@@ -27,6 +27,8 @@ from models.scenes import Scene, check_scene
 SEARCH_EVERY = 5
 """Rounds of `ds` after which the parses of each scene are searched for again; in the others its
 runs go on from their last match probabilities."""
+
+_NO_SLOPE = 1e-6  # of a scene's objective, which counts as none: symmetry has it cancel
 
 _FLAT = 1e-10  # of the mean squared score, below which no scene informs a parameter
 
@@ -123,6 +125,7 @@ def learn(
     batches = _batches(training, batch_size)
     params = params_of(program, training.take(0))
     _refuse_too_few(len(batches[0].points), sum(params.size.values()))
+    movable = Movable(program, params)
     report = reporter(progress_bar)
     every = [*batches, others] if others is not None else batches
 
@@ -139,7 +142,7 @@ def learn(
         searched = searched or _settled(objective, tolerance)
         for b, some in enumerate(every):
             last = None if searched else expected[b]
-            found = expect(at(program, params.values(flat)), some, e_step, rng_key, last)
+            found = expect(movable.at(flat), some, e_step, rng_key, last)
             expected[b : b + 1] = [found]
             if maximiser is None:
                 maximiser = Objective.of(program, params, training.take(0), found.first_given())
@@ -151,11 +154,13 @@ def learn(
         if others is not None:
             held_out.append(float(expected[-1].value.mean()))
         report(step, num_steps)
-        converged = searched and _settled(objective, tolerance)
+        assert maximiser is not None
+        if searched and _settled(objective, tolerance):
+            # An M-step that came to nothing leaves the objective as it was, too.
+            converged = _is_at_top(params, flat, maximiser.scores(training, whole, flat))
         if converged or is_last:
             path[-1] = flat  # further M-steps of a round with several batches count
             break
-        assert maximiser is not None
         flat = maximiser.maximise(training, whole, flat)
         path.append(flat)
         if keep is not None:
@@ -165,9 +170,7 @@ def learn(
     assert maximiser is not None
 
     def scores_at(flat: Float[np.ndarray, " n"]) -> Float[np.ndarray, "scenes n"]:
-        found = expect(
-            at(program, params.values(flat)), training, e_step, rng_key, whole, precisely=True
-        )
+        found = expect(movable.at(flat), training, e_step, rng_key, whole, precisely=True)
         return maximiser.scores(training, found, flat)
 
     values = jax.tree.map(np.asarray, params.values(flat))
@@ -187,6 +190,18 @@ def learn(
 
 def _settled(objective: list[float], tolerance: float) -> bool:
     return len(objective) > 1 and abs(objective[-1] - objective[-2]) < tolerance
+
+
+def _is_at_top(
+    params: Params, flat: Float[np.ndarray, " n"], scores: Float[np.ndarray, "scenes n"]
+) -> bool:
+    """Whether each parameter is within a standard error of where the slope vanishes.
+
+    Once one is at its bound the errors of the others mean nothing: there is no noise.
+    """
+    slope, error = np.abs(scores.sum(axis=0)), np.sqrt((scores**2).sum(axis=0))
+    is_bounded = (flat >= params.highest() - 1e-9).any()
+    return bool(is_bounded or (slope <= error + _NO_SLOPE * len(scores)).all())
 
 
 def _batches(scenes: Scene, batch_size: int | None) -> list[Scene]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -83,3 +84,21 @@ def params_of(program: Program, scene: Scene) -> Params:
 def at(program: Program, values: Mapping[str, Any]) -> Program:
     """The program with its parameters at some values."""
     return substitute(program, data={name: jnp.asarray(x) for name, x in values.items()})
+
+
+class Movable:
+    """One program whose parameters move: the same object at all values.
+
+    What is remembered of a program, such as that the witness has confirmed it, then lasts for all
+    rounds. A program is traced again for each call, so the values of that moment count.
+    """
+
+    def __init__(self, program: Program, params: Params) -> None:
+        self._values: Values = {}
+        self._program = substitute(program, data=self._values)
+        self._values_of = jax.jit(params.values)
+
+    def at(self, flat: Float[np.ndarray, " n"]) -> Program:
+        """The program, moved to these unconstrained parameters."""
+        self._values.update(self._values_of(flat))
+        return self._program

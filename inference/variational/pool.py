@@ -283,8 +283,11 @@ def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> Any
     if isinstance(given, Parses):
         number = np.maximum(np.isfinite(given.value).sum(axis=1), 1)
         return np.asarray(given.match)[scene, attempt % number[scene]].T
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]))(keys)
-    return jnp.moveaxis(given[scene] + jnp.where(attempt[:, None, None] > 0, noise, 0.0), 0, -1)
+    logits = np.moveaxis(given[scene], 0, -1)
+    if not attempt.any():
+        return logits
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]), out_axes=-1)(keys)
+    return logits + jnp.where(attempt > 0, noise, 0.0)
 
 
 def _free(

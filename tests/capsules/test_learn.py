@@ -4,13 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.resumed import Checkpoint
 from capsules.files.learned import load_learned
 from capsules.files.scenes import save_scenes
 from capsules.methods import program_of
+from inference import exact
+from inference.diagnostics.readout import most_probable_match, poses_given_match
 from models.program.reading import read
+from models.templates import normalise, stack
 from tests.capsules.test_cli import assert_sentence, run
 
 pytestmark = pytest.mark.long
@@ -79,6 +83,27 @@ def test_any_prior_takes_what_it_has(files):
         np.testing.assert_allclose(model.parts.variance, 1 / numbers["precision"])
     given = program_of("exact", precision=7.0, **options)  # an option takes precedence
     np.testing.assert_allclose(read(given, scene).parts.variance, 1 / 7.0)
+
+
+def test_an_answer_has_the_learnt_program_and_shapes(files, monkeypatch):
+    """Poses are those given the match under the learnt numbers, and pictures have learnt shapes."""
+    folder, _ = files
+    drawn = []
+    monkeypatch.setattr(
+        "inference.plots.scenes.plot_demo", lambda _, parts, names: drawn.append(parts) or Figure()
+    )
+    more = ("--learned", folder / "learned.npz", "--plot", folder / "infer.png", "--json", "-")
+    result = run("infer", folder / "scenes.npz", *SHAPES, "--method", "exact", *more)
+    assert result.exit_code == 0, result.output
+    vertices = load_learned(folder / "learned.npz")["template_triangle"]
+    np.testing.assert_allclose(drawn[0].F, stack([normalise(vertices)]).F)
+    scene = SCENES.take(0)
+    program = program_of("exact", ("triangle",), learned=str(folder / "learned.npz"))
+    wanted = exact.run(program, scene)
+    match = most_probable_match(wanted)
+    mean, _ = poses_given_match(program, wanted, match)
+    (found,) = json.loads(result.stdout)["objects"]
+    np.testing.assert_allclose(found["translation"], mean[0, :2], rtol=1e-9)
 
 
 def test_scenes_are_better_explained(files):

@@ -324,6 +324,27 @@ def test_held_out_scenes_are_not_learnt_from():
     assert whole.holdout[-1] == pytest.approx(right.mean(), rel=1e-12)
 
 
+def test_the_witness_is_called_once_for_all_rounds(monkeypatch):
+    calls = []
+    monkeypatch.setattr("models.program.batches.testify", lambda *problem: calls.append(problem))
+    scenes = scenes_for(with_precision)
+    learned = learn(with_precision, scenes, KEY, e_step="exact", num_steps=3, tolerance=0.0)
+    assert len(learned.objective) == 4 and len(calls) == 1
+
+
+def test_an_m_step_that_comes_to_nothing_is_no_convergence(monkeypatch):
+    """The objective stays as it is then, far from where its slope vanishes."""
+
+    def far_off(points=None, present=None):
+        simple(points, present, numpyro.param("precision", 2e3, constraint=constraints.positive))
+
+    scenes = scenes_for(far_off)
+    settings = {"e_step": "exact", "tolerance": 1e-3}
+    assert learn(far_off, scenes, KEY, **settings).converged
+    monkeypatch.setattr(Objective, "maximise", lambda self, scenes, expected, flat: flat)
+    assert not learn(far_off, scenes, KEY, **settings, num_steps=3).converged
+
+
 def without_params(points=None, present=None):
     simple(points, present)
 
