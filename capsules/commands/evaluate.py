@@ -86,7 +86,7 @@ def evaluate(
         raise InputError(f"the limit must be 1 or more, got {limit}; leave it out for all scenes")
     to_file = None if json_file is None or str(json_file) == "-" else json_file
     if to_file is not None:
-        check_output(to_file, file)
+        check_output(to_file, file, weights, learned)
     keep_compiled_code()
     from capsules.batch import Job, Work
     from capsules.methods import check_options

@@ -191,11 +191,10 @@ def train(
         raise InputError(
             "--variant is an option of ccae, but the network is amortised; leave it out"
         )
-    if seed < 0:
-        raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
     keep_compiled_code()
-    from capsules.methods import networks
+    from capsules.methods import key_of, networks
 
+    key_of(seed)  # before the work
     trained = networks(network)
     path = out or Path("weights") / f"{network}-{sigma:.2f}.eqx"
     num_steps = steps if steps is not None else {"ccae": 4000, "amortised": 30_000}[network]

@@ -7,6 +7,7 @@ checksum. Pickled objects are never opened.
 
 import hashlib
 import math
+import os
 import zipfile
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,7 @@ class ArrayFile:
                 raise ValueError("two of its arrays have the same name")
             if any(info.compress_type not in _METHODS for info in members):
                 raise ValueError("it is compressed in a way that numpy does not use")
+            self._checked = self._state()
             self._check_size(sum(info.file_size for info in members))
             if (damaged := self._zip.testzip()) is not None:
                 raise ValueError(f"the checksum of {damaged} is wrong")
@@ -85,9 +87,10 @@ class ArrayFile:
         return list(self._members)
 
     def digest(self) -> str:
-        """Of the whole file: other contents, another digest."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        """Of the whole file that is open: other contents, another digest."""
+        assert self._zip.fp is not None
+        self._zip.fp.seek(0)
+        return hashlib.file_digest(self._zip.fp, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def header(self, name: str) -> Header:
         """The header of an array; refused if it is not plain numbers of the size that it says."""
@@ -143,9 +146,17 @@ class ArrayFile:
             content = stream.read(size)
             if len(content) != size:
                 raise EOFError(f"{name} ends too early")
+            if self._state() != self._checked:  # rows are read long after their checksum
+                raise ValueError("it was changed while it was read")
         except Exception as error:
             raise self._unreadable(error) from error
         return np.frombuffer(content, header.dtype)
+
+    def _state(self) -> tuple[int, int]:
+        """What changes when somebody writes to the file."""
+        assert self._zip.fp is not None
+        state = os.fstat(self._zip.fp.fileno())
+        return state.st_mtime_ns, state.st_size
 
     def _stream(self, name: str) -> IO[bytes]:
         if name not in self._streams:

@@ -24,8 +24,7 @@ def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
     """Refuse what is no ordinary file, or too large; `what` says what it should have been."""
     try:
         exists = path.exists()
-        if exists and not path.is_file():
-            raise OSError("it is no ordinary file")
+        check_ordinary(path)
         if exists and max_bytes is not None and path.stat().st_size > max_bytes:
             raise OSError(f"it has more than {max_bytes >> 20} MiB")
     except OSError as error:
@@ -36,13 +35,18 @@ def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
         raise InputError(f"there is no file {path}; `capsules sample` writes one")
 
 
+def check_ordinary(path: Path) -> None:
+    """Raise `OSError` for what is no file: a folder, a device or a pipe, which may have no end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no ordinary file")
+
+
 def check_output(path: Path, *others: Path | None) -> None:
     """Refuse a path that cannot be written, or is one of the other files of the same command."""
     try:
         if path.is_dir():
             raise OSError(errno.EISDIR, "it is a folder")
-        if path.exists() and not path.is_file():  # a device would be replaced by a file
-            raise OSError(errno.EINVAL, "it is no ordinary file")
+        check_ordinary(path)  # a device would be replaced by a file
         if not path.parent.is_dir():
             raise OSError(errno.ENOENT, f"there is no folder {path.parent}")
         if not os.access(path.parent, os.W_OK):
@@ -65,8 +69,18 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise _unwritable(path, error) from error
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove what a process that was killed may have left of `whole_file`, and nothing else."""
+    for left in folder.glob(".*.part"):
+        if left.name[1:-5].isdigit() and left.is_file():
+            left.unlink(missing_ok=True)
+
+
 def _replace(path: Path, content: memoryview) -> None:
-    """Write a file under no name, so that a kill leaves nothing behind, then give it its name."""
+    """Write a file under no name, so that a kill leaves nothing behind, then give it its name.
+
+    A name that is taken can only be replaced by another name, which is there for that moment.
+    """
     named = path.with_name(f".{os.getpid()}.part")
     try:
         try:
@@ -79,7 +93,11 @@ def _replace(path: Path, content: memoryview) -> None:
             file.write(content)
             file.flush()
             if nameless:  # a folder's descriptor makes Python call linkat, which follows the link
-                os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
+                source = f"/proc/self/fd/{descriptor}"
+                with contextlib.suppress(FileExistsError):
+                    os.link(source, path, src_dir_fd=descriptor)
+                    return
+                os.link(source, named, src_dir_fd=descriptor)
         os.replace(named, path)
     finally:
         with contextlib.suppress(OSError):
