@@ -33,6 +33,7 @@ START_SECONDS = 300
 
 PATIENT = {
     "distributed.comm.timeouts.connect": START_SECONDS,
+    "distributed.comm.timeouts.tcp": START_SECONDS,  # the imports of a worker block its connection
     "distributed.scheduler.no-workers-timeout": START_SECONDS,
     "distributed.scheduler.worker-ttl": None,
 }
