@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsules.commands.options import Index, LearnedFile, Precision, Prior, Rungs, Seed
-from capsules.commands.shared import progress_bar
+from capsules.commands.shared import progress_bar, shape_names
 from capsules.files.points import stored_scene
 
 if TYPE_CHECKING:
@@ -65,8 +65,9 @@ def compare(
     from capsules.methods import methods_for
 
     scene = stored_scene(scenes, index)
-    names = list(methods_for(prior)) if methods is None else _split(methods)
-    objects = None if shapes is None else _split(shapes)
+    chosen = None if methods is None else [name.strip() for name in methods.split(",")]
+    names = list(methods_for(prior)) if chosen is None else chosen
+    objects = None if shapes is None else shape_names(shapes)
     with progress_bar() as bar:
 
         def progress(name: str) -> "Report":
@@ -86,7 +87,3 @@ def compare(
             progress=progress,
         )
     Console().print(render(rows))
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",")]

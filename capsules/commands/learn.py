@@ -81,11 +81,12 @@ def learn(
     keep_compiled_code()
     from capsules.experiments.learnable import leave_open
     from capsules.experiments.resumed import Checkpoint
-    from capsules.methods import PRIORS, key_of
+    from capsules.methods import PRIORS, key_of, templates
     from inference.learning import learn as run
 
     if prior not in PRIORS:
         raise InputError(f"there is no prior {prior!r}; choose from {', '.join(PRIORS)}")
+    templates(tuple(names), clutter)  # not too many
     given: dict[str, Any] = {"precision": precision, "visibility": visibility}
     program = leave_open(
         PRIORS[prior],

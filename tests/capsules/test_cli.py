@@ -533,7 +533,7 @@ def test_evaluate_wants_the_truth(tmp_path):
         (["table1", "--scenes", "nowhere"], "there is no file nowhere"),
         (["table1", "--more"], "--images and --more are options of faces"),
         (["faces", "--methods", "ds"], "are options of the constellations"),
-        (["faces", "--draws", -1], "at least one draw, got -1"),
+        (["faces", "--draws", -1], "--draws must be 1 to 1,000,000, got -1"),
         (["faces", "--images", "nowhere"], "there is no folder nowhere"),
         (["all", "--images", "nowhere"], "there is no folder nowhere"),
     ],
