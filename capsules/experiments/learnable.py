@@ -91,19 +91,19 @@ def leave_open(
 
 def check_numbers(numbers: Mapping[str, np.ndarray]) -> None:
     """Refuse numbers that a program cannot have, such as a file may hold."""
+    allowed: dict[str, tuple[tuple[int, ...], Any]]
     allowed = {argument: ((), constraint) for argument, _, constraint in _SCALARS.values()}
     allowed["pose_mean"] = (_POSE,), constraints.real_vector
     allowed["pose_covariance"] = (_POSE, _POSE), constraints.positive_definite
+    for shape, vertices in SHAPES.items():
+        allowed[TEMPLATE + shape] = vertices.shape, constraints.real
     for name, x in numbers.items():
-        if name.startswith(TEMPLATE) and name.removeprefix(TEMPLATE) in SHAPES:
-            shape, constraint = SHAPES[name.removeprefix(TEMPLATE)].shape, constraints.real
-        else:
-            shape, constraint = allowed.get(name, (None, None))
-        if shape is None:
-            continue  # of no program here
-        if x.dtype.kind != "f" or x.shape != shape or not np.all(constraint(x)):
+        if name not in allowed:
+            continue
+        wanted, constraint = allowed[name]
+        if x.dtype.kind != "f" or x.shape != wanted or not np.all(constraint(x)):
             raise InputError(
-                f"{name} has shape {x.shape} and type {x.dtype}, but it must have shape {shape}, "
+                f"{name} has shape {x.shape} and type {x.dtype}, but it must have shape {wanted}, "
                 f"type float64 and values that are {str(constraint).lower()}; learn it again"
             )
     if len({"pose_mean", "pose_covariance"} & set(numbers)) == 1:
