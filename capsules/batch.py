@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from capsules.files.outputs import whole_file
+from capsules.files.outputs import check_output, whole_file
 from capsules.files.scenes import SceneFile
 from capsules.methods import infer
 from capsules.store import Entry, Store, digest, sealed
@@ -79,6 +79,8 @@ class Work:
     ) -> None:
         """Look at the file; `limit` takes only its first scenes, empty ones counted."""
         self.job, self.file, self.store = job, file, store
+        if store is not None:
+            check_output(store.folder / MANIFEST, file.path)
         self.numbers = file.occupied(limit)
         self.entries = [] if store is None else [self._entry(store, i) for i in range(len(self))]
 

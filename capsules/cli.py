@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -63,6 +64,14 @@ def _unraisable(ignored: Any) -> None:
         return sys.__unraisablehook__(ignored)
     print(STOPPED, file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
+
+
+def _repair_output() -> None:
+    """Let any name be printed in any encoding, and a closed standard output be nothing."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _say(sentence: str) -> None:
@@ -130,6 +139,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     sys.unraisablehook = _unraisable
+    _repair_output()
     try:
         try:
             app(prog_name="capsules")

@@ -28,6 +28,17 @@ if TYPE_CHECKING:
 AHEAD = 64
 """Blocks that the cluster has at a time: enough for it to grow by, little enough to hold."""
 
+START_SECONDS = 300
+"""How long a process of this machine may take to start: minutes, if others use the machine."""
+
+PATIENT = {
+    "distributed.comm.timeouts.connect": START_SECONDS,
+    "distributed.comm.timeouts.tcp": START_SECONDS,  # the imports of a worker block its connection
+    "distributed.scheduler.no-workers-timeout": START_SECONDS,
+    "distributed.scheduler.worker-ttl": None,
+}
+"""A process that is slow is not lost; one that has ended is noticed by itself."""
+
 _one_at_a_time = threading.Lock()
 """NumPyro's handlers are one stack for all threads of a process."""
 
@@ -36,20 +47,33 @@ _one_at_a_time = threading.Lock()
 def client_of(address: str | None, workers: int) -> Iterator["Client"]:
     """Connect to the scheduler at an address or, without one, to new processes of this machine."""
     distributed = dask()
+    from dask import config
+
     with contextlib.ExitStack() as stack:
+        there: Any = address
+        seconds = CONNECT_SECONDS
         if address is None:
+            seconds = START_SECONDS
+            stack.enter_context(config.set(PATIENT))
             options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": 0}
             options |= {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-            there: Any = stack.enter_context(distributed.LocalCluster(n_workers=workers, **options))
-        else:
-            there = address
-        options = {"timeout": CONNECT_SECONDS, "set_as_default": False}
-        yield stack.enter_context(distributed.Client(there, **options))
+            options |= {"death_timeout": START_SECONDS}
+            try:
+                there = distributed.LocalCluster(n_workers=workers, **options)
+            except (RuntimeError, OSError) as error:
+                raise InputError(
+                    f"the processes of --workers did not start ({reason_of(error)}); start again, "
+                    "with fewer of them"
+                ) from error
+            stack.enter_context(there)
+        client = distributed.Client(there, timeout=seconds, set_as_default=False)
+        yield stack.enter_context(client)
 
 
 def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int]:
     """Infer blocks on a cluster and keep their answers; yields the number of each as it is done."""
     from distributed import CancelledError, KilledWorker, as_completed
+    from distributed.scheduler import NoWorkerError
 
     assert work.store is not None
     number_of = {work.entries[block].address: block for block in blocks}
@@ -65,7 +89,7 @@ def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int
         block = number_of[future.key]
         try:
             work.store.write(work.entries[block], future.result())
-        except (CancelledError, KilledWorker, OSError) as error:
+        except (CancelledError, KilledWorker, NoWorkerError, OSError) as error:
             raise InputError(
                 f"the cluster did not compute part {block} ({reason_of(error)}); what was computed "
                 "is kept, and the same command goes on"

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from capsules.baselines import dynamic_routing, em_routing
-from capsules.experiments.learnable import TEMPLATE, arguments
+from capsules.experiments.learnable import TEMPLATE, arguments, check_numbers
 from capsules.files.inputs import check_input
 from capsules.files.learned import load_learned
 from inference import cavi, exact, gibbs, map_parse, nuts, ransac, svi
@@ -373,6 +373,7 @@ def _program(
     given: dict[str, Any] = {"parts": templates(objects, clutter)}
     if learned is not None:
         numbers = load_learned(learned[0])
+        check_numbers(numbers)
         found = arguments(PRIORS[prior], numbers, objects or PAPER, clutter)
         if set(found) == {"parts"} and not any(n.startswith(TEMPLATE) for n in numbers):
             raise InputError(

@@ -27,8 +27,8 @@ import capsules
 import guides
 import inference
 import models
-from capsules.files.inputs import reason_of
-from capsules.files.outputs import whole_file
+from capsules.files.inputs import check_ordinary, reason_of
+from capsules.files.outputs import remove_parts, whole_file
 from models.errors import InputError
 
 FOLDERS = [Path(package.__path__[0]) for package in (models, guides, inference, capsules)]
@@ -37,6 +37,10 @@ SHOWN = ("commands", "plots")
 
 SEAL = hashlib.sha256().digest_size * 2
 """Characters of the digest at the end of an entry."""
+
+
+MAX_BYTES = 1 << 31
+"""Size of a file beyond which it is no entry: the answers of a block are less."""
 
 
 class Entry(NamedTuple):
@@ -103,17 +107,18 @@ class Store:
                 ) from error
             # a network's file system without locks: entries are whole all the same
         try:
-            for left in self.folder.glob(".*.part"):  # of a process that was killed
-                left.unlink(missing_ok=True)
+            remove_parts(self.folder)
             yield
         finally:
             os.close(descriptor)
 
     def _content(self, entry: Entry) -> bytes | None:
         try:
-            content = entry.path.read_bytes()
-            if content[-SEAL:] == _seal(entry.address, content[:-SEAL]):
-                return content
+            check_ordinary(entry.path)
+            if entry.path.stat().st_size <= MAX_BYTES:
+                content = entry.path.read_bytes()
+                if content[-SEAL:] == _seal(entry.address, content[:-SEAL]):
+                    return content
             print(f"{entry.path} is damaged or foreign; it is computed again.", file=sys.stderr)
             entry.path.unlink()
         except FileNotFoundError:

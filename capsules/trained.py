@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from capsules.baselines import ccae
 from capsules.baselines.ccae import VARIANTS, Ccae
 from capsules.experiments.simulator import paper_simulator
+from capsules.store import Store
 from guides import amortised, training
 from guides.amortised import AmortisedGuide
 from guides.training import Report as Steps
@@ -32,23 +33,26 @@ def train(
 
     Args:
         network: one of `NETWORKS`.
-        path: the file of weights; a run that was killed goes on from the checkpoint beside it.
+        path: the file of weights; a run that was killed goes on from the checkpoint beside it,
+            which other settings and another source do not find.
         variant: of CCAE, a name in `VARIANTS`.
     """
     if path.exists():
         raise InputError(f"{path} is there already; remove it to train again, or choose another")
     about, num_steps = {"sigma": sigma, "seed": seed}, training.checked_steps(num_steps)
+    asked = {"network": network, "steps": num_steps, "variant": variant}
+    mark = Store(path.parent).entry(path.stem, **asked, **about).path  # has a checkpoint beside it
     key, simulator = jax.random.key(seed), paper_simulator(sigma)
     if network == "amortised":
         settings = amortised.Settings(num_steps)
-        guide = amortised.fit(constellation, key, simulator, settings, path, report)
+        guide = amortised.fit(constellation, key, simulator, settings, mark, report)
         amortised.save_guide(path, guide, settings, about)
         return
     kind, (train_key, init_key) = VARIANTS[variant], jax.random.split(key)
     start = Ccae(kind.width, kind.num_layers, init_key)
     optimizer, plan = kind.optimizer(num_steps), kind.plan(num_steps)
     trained, _ = training.train(
-        start, ccae.loss, simulator, optimizer, plan, train_key, path=path, report=report
+        start, ccae.loss, simulator, optimizer, plan, train_key, path=mark, report=report
     )
     draws = simulator(init_key, SCENES_TO_NAME)
     objects = ccae.objects_of_capsules(trained, draws, np.asarray(PARTS.owner))

@@ -6,6 +6,8 @@ its checkpoint and ends in the same weights as one that was not.
 
 import contextlib
 import errno
+import hashlib
+import io
 import json
 import operator
 import os
@@ -22,6 +24,12 @@ from jaxtyping import Array, Float
 
 from guides.simulation import as_arrays
 from models.errors import InputError
+
+MAX_STEPS = 100_000_000
+"""Of training, whose losses take 400 MB."""
+
+MAX_BYTES = 2 << 30
+"""Of a file of weights."""
 
 SAVED_EVERY = 500
 """Steps between checkpoints."""
@@ -111,24 +119,34 @@ def _resumed(checkpoint: Path | None, state: Any, mark: dict[str, Any]) -> tuple
     """The state to begin with, and the number of its next step."""
     if checkpoint is None or not checkpoint.exists():
         return state, 0
-    header = read_header(checkpoint)
+    try:
+        header = read_header(checkpoint)
+    except InputError:  # damaged: from the beginning, then
+        return state, 0
     if {name: header.get(name) for name in mark} != mark:
         return state, 0
     return load(checkpoint, state), int(header["step"])
 
 
 def checked_steps(num_steps: int) -> int:
-    """The number of steps, if there are any."""
-    if num_steps < 1:
-        raise InputError(f"the number of training steps must be 1 or more, got {num_steps}")
+    """The number of steps, if the loss of each can be kept."""
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise InputError(
+            f"the number of training steps must be 1 to {MAX_STEPS:,}, got {num_steps:,}"
+        )
     return num_steps
 
 
 def save(path: Path, header: dict[str, Any], tree: Any) -> None:
-    """Write a line of JSON and the arrays of a tree; the file appears whole or not at all."""
+    """Write a line of JSON and the arrays of a tree; the file appears whole or not at all.
+
+    A digest of both is the first line.
+    """
+    content = io.BytesIO()
+    content.write(json.dumps(header).encode() + b"\n")
+    eqx.tree_serialise_leaves(content, tree)
     with _whole_file(path) as file:
-        file.write(json.dumps(header).encode() + b"\n")
-        eqx.tree_serialise_leaves(file, tree)
+        file.write(_digest(content.getbuffer()) + b"\n" + content.getbuffer())
 
 
 def read_header(path: Path, kind: str | None = None) -> dict[str, Any]:
@@ -137,14 +155,7 @@ def read_header(path: Path, kind: str | None = None) -> dict[str, Any]:
     Args:
         kind: of network that it must be of.
     """
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.readline())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it does not begin with a line of JSON"
-        raise InputError(
-            f"{path} is not a readable file of weights ({reason}); make one with `capsules train`"
-        ) from error
+    header = json.loads(_content(path).readline())
     found = header.get("kind") if isinstance(header, dict) else None
     if kind is not None and found != kind:
         raise InputError(
@@ -157,14 +168,41 @@ def read_header(path: Path, kind: str | None = None) -> dict[str, Any]:
 def load(path: Path, like: Any) -> Any:
     """The arrays of a file as a tree like the given one."""
     try:
-        with path.open("rb") as file:
-            file.readline()
-            return eqx.tree_deserialise_leaves(file, like)
-    except (OSError, ValueError, EOFError, RuntimeError, TypeError) as error:
+        content = _content(path)
+        content.readline()
+        return eqx.tree_deserialise_leaves(content, like)
+    except (ValueError, EOFError, RuntimeError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(
             f"the weights in {path} cannot be used ({str(error).splitlines()[0]}); remove the file "
             "and train again"
         ) from error
+
+
+def _content(path: Path) -> io.BytesIO:
+    """What a file of weights holds after its digest, which is checked."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no ordinary file")
+        if path.stat().st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 30} GiB")
+        digest, _, content = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise _unreadable(path, str(error.strerror)) from error
+    if digest != _digest(content):
+        raise _unreadable(path, "it is damaged, or no file of weights")
+    return io.BytesIO(content)
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _unreadable(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"{path} is not a readable file of weights ({reason}); make one with `capsules train`"
+    )
 
 
 @contextlib.contextmanager

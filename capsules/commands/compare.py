@@ -56,10 +56,12 @@ def compare(
     from capsules.experiments.compare import render
     from capsules.files.scenes import stored_scene
     from capsules.methods import methods_for
+    from models.templates import shape_names
 
     scene = stored_scene(scenes, index)
-    names = list(methods_for(prior)) if methods is None else _split(methods)
-    objects = None if shapes is None else _split(shapes)
+    chosen = None if methods is None else [name.strip() for name in methods.split(",")]
+    names = list(methods_for(prior)) if chosen is None else chosen
+    objects = None if shapes is None else shape_names(shapes)
     with progress_bar() as bar:
 
         def progress(name: str) -> "Report":
@@ -79,7 +81,3 @@ def compare(
             progress=progress,
         )
     Console().print(render(rows))
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",")]

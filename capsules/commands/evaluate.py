@@ -82,11 +82,9 @@ def evaluate(
     from capsules.files.scenes import SceneFile
     from models.errors import InputError
 
-    if limit is not None and limit < 1:
-        raise InputError(f"the limit must be 1 or more, got {limit}; leave it out for all scenes")
     to_file = None if json_file is None or str(json_file) == "-" else json_file
     if to_file is not None:
-        check_output(to_file, file)
+        check_output(to_file, file, weights, learned)
     keep_compiled_code()
     from capsules.batch import Job, Work
     from capsules.methods import check_options

@@ -127,9 +127,9 @@ def infer(
     to_file = None if json_file is None or str(json_file) == "-" else json_file
     if plot is not None:
         check_picture_format(plot)
-        check_output(plot, file)
+        check_output(plot, file, weights, learned)
     if to_file is not None:
-        check_output(to_file, file, plot)
+        check_output(to_file, file, weights, learned, plot)
     keep_compiled_code()
     from capsules import methods
     from capsules.files.scenes import read_scene

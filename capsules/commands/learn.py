@@ -75,11 +75,12 @@ def learn(
     keep_compiled_code()
     from capsules.experiments.learnable import leave_open
     from capsules.experiments.resumed import Checkpoint
-    from capsules.methods import PRIORS, key_of
+    from capsules.methods import PRIORS, key_of, templates
     from inference.learning import learn as run
 
     if prior not in PRIORS:
         raise InputError(f"there is no prior {prior!r}; choose from {', '.join(PRIORS)}")
+    templates(tuple(names), clutter)  # not too many
     given: dict[str, Any] = {"precision": precision, "visibility": visibility}
     program = leave_open(
         PRIORS[prior],
@@ -186,11 +187,10 @@ def train(
         raise InputError(
             "--variant is an option of ccae, but the network is amortised; leave it out"
         )
-    if seed < 0:
-        raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
     keep_compiled_code()
-    from capsules.methods import networks
+    from capsules.methods import key_of, networks
 
+    key_of(seed)  # before the work
     trained = networks(network)
     path = out or Path("weights") / f"{network}-{sigma:.2f}.eqx"
     num_steps = steps if steps is not None else {"ccae": 4000, "amortised": 30_000}[network]

@@ -11,7 +11,7 @@ from capsules.commands.scale import Fresh, open_store, say_what_is_there
 from capsules.commands.shared import progress_of_blocks
 
 ALL_METHODS = "gmm,ds,ransac,exact,em_routing"
-STEPS = 2000
+STEPS, MAX_DRAWS = 2000, 1_000_000
 
 
 class Study(StrEnum):
@@ -120,8 +120,8 @@ def reproduce(
         raise InputError(
             f"--images and --more are options of faces, but the study is {study}; leave them out"
         )
-    if draws is not None and draws < 1:
-        raise InputError(f"wanted at least one draw, got {draws}; try 250")
+    if draws is not None and not 1 <= draws <= MAX_DRAWS:
+        raise InputError(f"--draws must be 1 to {MAX_DRAWS:,}, got {draws:,}; try 250")
     keep_compiled_code()
     if study is Study.equivariance:
         return _equivariance(STEPS if steps is None else steps, seed, out, fresh)

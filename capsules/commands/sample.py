@@ -7,9 +7,6 @@ import typer
 
 from capsules.commands.shared import PAPER_SHAPES
 
-MEMORY, ROW = 2 << 30, 100
-"""Bytes that all scenes may take, and that a row of one takes, with copies."""
-
 
 def sample(
     out: Annotated[Path, typer.Argument(metavar="OUT.npz", help="The file to write.")],
@@ -63,16 +60,9 @@ def sample(
     from capsules.files.outputs import check_output
     from capsules.files.scenes import save_scenes
     from models.errors import InputError
-    from models.templates import SHAPES, shape_names
+    from models.templates import shape_names
 
     names = shape_names(shapes)
-    rows = sum(len(SHAPES[name]) for name in names) + max(0, clutter)
-    most = MEMORY // (ROW * rows)
-    if draws > most:
-        raise InputError(
-            f"{draws:,} draws of {rows:,} points take more than {MEMORY >> 30} GiB; give at most "
-            f"{most:,}, and write several files with different seeds"
-        )
     check_output(out)
     scenes = sample_scenes(draws, sigma, seed, names, centred, clutter=clutter)
     kept = len(scenes.points)

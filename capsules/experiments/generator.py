@@ -18,6 +18,12 @@ from models.templates import SHAPES
 CHUNK = 12_800
 """Draws that share one normalisation."""
 
+MEMORY, ROW = 2 << 30, 100
+"""Bytes that all scenes may take, and that a row of one takes, with copies."""
+
+MAX_SIGMA = 1e3
+"""Noise beyond which nothing is left of a template, whose size is about 1."""
+
 
 def sample_scenes(
     num_samples: int = 512,
@@ -45,8 +51,10 @@ def sample_scenes(
     """
     if num_samples < 1:
         raise InputError(f"wanted at least one draw, got {num_samples}; ask for 1 or more")
-    if not np.isfinite(sigma) or sigma < 0:
-        raise InputError(f"the template noise sigma must be 0 or more, got {sigma}; try 0.1")
+    if not 0 <= sigma <= MAX_SIGMA:
+        raise InputError(
+            f"the template noise sigma must be 0 to {MAX_SIGMA:,.0f}, got {sigma}; try 0.1"
+        )
     if not 0 < presence <= 1:
         raise InputError(f"the presence must be above 0 and at most 1, got {presence}; try 0.5")
     if unknown := [name for name in objects if name not in SHAPES]:
@@ -59,6 +67,13 @@ def sample_scenes(
         raise InputError(f"the number of clutter points must be 0 or more, got {clutter}; try 3")
     centred = sigma > 0 if centred is None else centred
     owner = np.repeat(np.arange(len(objects)), [len(SHAPES[name]) for name in objects])
+    most = MEMORY // (ROW * (len(owner) + clutter))
+    if num_samples > most:
+        raise InputError(
+            f"{num_samples:,} draws of {len(owner) + clutter:,} points take more than "
+            f"{MEMORY >> 30} GiB; give at most {most:,}, and write several files with different "
+            "seeds"
+        )
     num_chunks = -(-num_samples // CHUNK)
     chunks = [
         _chunk(np.random.default_rng([seed, chunk]), sigma, objects, centred, presence)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
@@ -18,7 +19,7 @@ from numpyro.distributions import constraints
 
 from models.errors import InputError
 from models.program.sites import Program
-from models.templates import normalise, shapes, stack
+from models.templates import SHAPES, normalise, shapes, stack
 
 TEMPLATE = "template_"
 """What the name of a template's vertices begins with; the name of its shape follows."""
@@ -32,6 +33,9 @@ _SCALARS: dict[str, tuple[str, float, Any]] = {
     "visibility": ("visibility", 0.9, constraints.unit_interval),
     "clutter": ("clutter_prob", 0.5, constraints.unit_interval),
 }
+
+_POSE = 4
+"""Numbers of a pose."""
 
 
 def leave_open(
@@ -72,10 +76,9 @@ def leave_open(
                 begin = known.get(argument, start)
                 numbers[argument] = numpyro.param(argument, begin, constraint=constraint)
         if "pose" in what:
-            size = 4
-            numbers["pose_mean"] = numpyro.param("pose_mean", jnp.zeros(size))
+            numbers["pose_mean"] = numpyro.param("pose_mean", jnp.zeros(_POSE))
             numbers["pose_covariance"] = numpyro.param(
-                "pose_covariance", jnp.eye(size), constraint=constraints.positive_definite
+                "pose_covariance", jnp.eye(_POSE), constraint=constraints.positive_definite
             )
         if "templates" in what:
             for shape in dict.fromkeys(objects):
@@ -84,6 +87,27 @@ def leave_open(
         return prior(points, present, **arguments(prior, numbers, objects, clutter))
 
     return program
+
+
+def check_numbers(numbers: Mapping[str, np.ndarray]) -> None:
+    """Refuse numbers that a program cannot have, such as a file may hold."""
+    allowed: dict[str, tuple[tuple[int, ...], Any]]
+    allowed = {argument: ((), constraint) for argument, _, constraint in _SCALARS.values()}
+    allowed["pose_mean"] = (_POSE,), constraints.real_vector
+    allowed["pose_covariance"] = (_POSE, _POSE), constraints.positive_definite
+    for shape, vertices in SHAPES.items():
+        allowed[TEMPLATE + shape] = vertices.shape, constraints.real
+    for name, x in numbers.items():
+        if name not in allowed:
+            continue
+        wanted, constraint = allowed[name]
+        if x.dtype.kind != "f" or x.shape != wanted or not np.all(constraint(x)):
+            raise InputError(
+                f"{name} has shape {x.shape} and type {x.dtype}, but it must have shape {wanted}, "
+                f"type float64 and values that are {str(constraint).lower()}; learn it again"
+            )
+    if len({"pose_mean", "pose_covariance"} & set(numbers)) == 1:
+        raise InputError("of pose_mean and pose_covariance there is one alone; learn both again")
 
 
 def arguments(

@@ -188,7 +188,7 @@ def lines_at(report: Report, sigma: float) -> Iterator[list[str]]:
         for preset, summaries in row.ours.items():
             found = (summaries[name] for name in METRICS)
             what = (CCAE if row.method == "ccae" else PRESETS)[preset]
-            yield [label, what, *(f"{s.mean:.3f} ± {s.standard_error:.3f}" for s in found)]
+            yield [label, what, *(s.text() for s in found)]
 
 
 def terminal_tables(report: Report) -> Iterator[Table]:

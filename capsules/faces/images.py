@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from matplotlib.image import imread, imsave
+from PIL import Image
 
 from models.errors import InputError
 
@@ -164,15 +165,18 @@ def _read(path: Path) -> Float[np.ndarray, "224 224"]:
             f"GROUP/PART_VARIANT.png, PART one of {', '.join(PART_TYPES)}, numbers from 0"
         )
     try:
-        image = np.asarray(imread(path), float)
+        with Image.open(path) as unread:
+            width, height = unread.size
+        if (width, height) == (CANVAS, CANVAS):  # before it is unpacked
+            image = np.asarray(imread(path), float)
     except Exception as error:  # a damaged file makes the reader raise nearly anything
         raise InputError(
             f"cannot read {path} as a PNG image ({error}); save it again as PNG"
         ) from error
-    if image.shape[:2] != (CANVAS, CANVAS):
+    if (width, height) != (CANVAS, CANVAS):
         raise InputError(
-            f"the image {path} has {image.shape[1]} x {image.shape[0]} pixels, wanted {CANVAS} x "
-            f"{CANVAS}; scale or pad it"
+            f"the image {path} has {width} x {height} pixels, wanted {CANVAS} x {CANVAS}; scale or "
+            "pad it"
         )
     return image if image.ndim == 2 else image[..., :3].mean(axis=-1)
 

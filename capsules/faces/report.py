@@ -155,7 +155,7 @@ def reports(numbers: Numbers) -> list[Report]:
         percent: list[str] = []
         for published, found in zip(paper, ours, strict=True):
             percent.append("-" if np.isnan(published) else f"{100 * published:.1f}")
-            percent.append(f"{100 * found.mean:.1f} ± {100 * found.standard_error:.1f}")
+            percent.append(found.text(100, 1))
         accuracy.append([cell.name, str(len(of["right_vi"])), *percent])
     heading = ["faces", "scenes", "paper's VI", "VI", "paper's RANSAC", "RANSAC"]
     title = "Scenes whose parts are all assigned rightly, % ± one standard error"

@@ -6,8 +6,10 @@ is refused unread, a header has to say the size of what is there, every member i
 checksum. Pickled objects are never opened.
 """
 
+import errno
 import hashlib
 import math
+import os
 import zipfile
 from pathlib import Path
 from types import TracebackType
@@ -36,12 +38,17 @@ def reason_of(error: BaseException) -> str:
     return " ".join(text.split())[:LONGEST_REASON]
 
 
+def check_ordinary(path: Path) -> None:
+    """Raise `OSError` for what is no file: a folder, a device or a pipe, which may have no end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no ordinary file")
+
+
 def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
     """Refuse what is no ordinary file, or too large; `what` says what it should have been."""
     try:
         exists = path.exists()
-        if exists and not path.is_file():
-            raise OSError("it is no ordinary file")
+        check_ordinary(path)
         if exists and max_bytes is not None and path.stat().st_size > max_bytes:
             raise OSError(f"it has more than {max_bytes >> 20} MiB")
     except OSError as error:
@@ -86,6 +93,7 @@ class ArrayFile:
                 raise ValueError("two of its arrays have the same name")
             if any(info.compress_type not in _METHODS for info in members):
                 raise ValueError("it is compressed in a way that numpy does not use")
+            self._checked = self._state()
             self._check_size(sum(info.file_size for info in members))
             if (damaged := self._zip.testzip()) is not None:
                 raise ValueError(f"the checksum of {damaged} is wrong")
@@ -112,9 +120,10 @@ class ArrayFile:
         return list(self._members)
 
     def digest(self) -> str:
-        """Of the whole file: other contents, another digest."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        """Of the whole file that is open: other contents, another digest."""
+        assert self._zip.fp is not None
+        self._zip.fp.seek(0)
+        return hashlib.file_digest(self._zip.fp, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def header(self, name: str) -> Header:
         """The header of an array; refused if it is not plain numbers of the size that it says."""
@@ -170,9 +179,17 @@ class ArrayFile:
             content = stream.read(size)
             if len(content) != size:
                 raise EOFError(f"{name} ends too early")
+            if self._state() != self._checked:  # rows are read long after their checksum
+                raise ValueError("it was changed while it was read")
         except Exception as error:
             raise self._unreadable(error) from error
         return np.frombuffer(content, header.dtype)
+
+    def _state(self) -> tuple[int, int]:
+        """What changes when somebody writes to the file."""
+        assert self._zip.fp is not None
+        state = os.fstat(self._zip.fp.fileno())
+        return state.st_mtime_ns, state.st_size
 
     def _stream(self, name: str) -> IO[bytes]:
         if name not in self._streams:

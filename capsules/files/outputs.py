@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from capsules.files.inputs import reason_of
+from capsules.files.inputs import check_ordinary, reason_of
 from models.errors import InputError
 
 
@@ -17,8 +17,7 @@ def check_output(path: Path, *others: Path | None) -> None:
     try:
         if path.is_dir():
             raise OSError(errno.EISDIR, "it is a folder")
-        if path.exists() and not path.is_file():  # a device would be replaced by a file
-            raise OSError(errno.EINVAL, "it is no ordinary file")
+        check_ordinary(path)  # a device would be replaced by a file
         if not path.parent.is_dir():
             raise OSError(errno.ENOENT, f"there is no folder {path.parent}")
         if not os.access(path.parent, os.W_OK):
@@ -41,8 +40,18 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise _unwritable(path, error) from error
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove what a process that was killed may have left of `whole_file`, and nothing else."""
+    for left in folder.glob(".*.part"):
+        if left.name[1:-5].isdigit() and left.is_file():
+            left.unlink(missing_ok=True)
+
+
 def _replace(path: Path, content: memoryview) -> None:
-    """Write a file under no name, so that a kill leaves nothing behind, then give it its name."""
+    """Write a file under no name, so that a kill leaves nothing behind, then give it its name.
+
+    A name that is taken can only be replaced by another name, which is there for that moment.
+    """
     named = path.with_name(f".{os.getpid()}.part")
     try:
         try:
@@ -55,7 +64,11 @@ def _replace(path: Path, content: memoryview) -> None:
             file.write(content)
             file.flush()
             if nameless:  # a folder's descriptor makes Python call linkat, which follows the link
-                os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
+                source = f"/proc/self/fd/{descriptor}"
+                with contextlib.suppress(FileExistsError):
+                    os.link(source, path, src_dir_fd=descriptor)
+                    return
+                os.link(source, named, src_dir_fd=descriptor)
         os.replace(named, path)
     finally:
         with contextlib.suppress(OSError):

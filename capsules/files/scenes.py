@@ -81,6 +81,10 @@ class SceneFile:
 
     def occupied(self, limit: int | None = None) -> Int[np.ndarray, " scenes"]:
         """The numbers of the non-empty scenes among the first `limit`."""
+        if limit is not None and limit < 1:
+            raise InputError(
+                f"the limit must be 1 or more, got {limit}; leave it out for all scenes"
+            )
         count = len(self) if limit is None else min(limit, len(self))
         header = self._headers["present"]
         at_a_time = (1 << 24) // header.row_bytes

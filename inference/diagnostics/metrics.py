@@ -43,6 +43,13 @@ class Summary(NamedTuple):
     low: float
     high: float
 
+    def text(self, unit: float = 1, digits: int = 3) -> str:
+        """The mean ± one standard error; the mean alone for a single scene, which has none."""
+        error = (
+            "" if np.isnan(self.standard_error) else f" ± {unit * self.standard_error:.{digits}f}"
+        )
+        return f"{unit * self.mean:.{digits}f}{error}"
+
 
 class PairedTest(NamedTuple):
     """A paired t-test of two methods on the same scenes."""

@@ -135,7 +135,7 @@ def finished(process):
     return out, err
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=280):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline

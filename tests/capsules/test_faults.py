@@ -3,7 +3,10 @@
 import io
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from capsules import cli, methods
 from capsules.commands.demo import _table
 from capsules.commands.shared import Stopwatch, show_seconds
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import load_scenes, save_scenes, stored_scene
+from capsules.files.scenes import SceneFile, load_scenes, save_scenes, stored_scene
 from inference.diagnostics.metrics import same_partition
 from models.errors import InputError
 from models.scenes import make_scene
@@ -22,6 +25,7 @@ from tests.capsules.stand_in import quick
 
 SCENES = sample_scenes(16, sigma=0.1, seed=0)
 LONG = "x" * 300
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments):
@@ -192,6 +196,10 @@ def test_a_long_name_is_a_sentence(stored, command):
         ["evaluate", "scenes.npz", "--json", "scenes.npz"],
         ["demo", "--scenes", "scenes.png", "--out", "scenes.png"],
         ["film", "scenes.gif", "--out", "scenes.gif"],
+        ["infer", "scenes.npz", "--learned", "a.csv", "--json", "a.csv"],
+        ["infer", "scenes.npz", "--weights", "scenes.png", "--plot", "scenes.png"],
+        ["evaluate", "scenes.npz", "--learned", "a.csv", "--json", "a.csv"],
+        ["infer", "manifest.json", "--all", "--out", ".", "--method", "ransac"],
     ],
     ids=" ".join,
 )
@@ -199,7 +207,7 @@ def test_an_input_is_never_overwritten(stored, seen, command):
     folder = stored.parent
     (folder / "a.csv").write_text("0.1,0.2\n")
     (folder / "link.npz").symlink_to("scenes.npz")
-    for name in ("scenes.png", "scenes.gif"):
+    for name in ("scenes.png", "scenes.gif", "manifest.json"):
         (folder / name).write_bytes(stored.read_bytes())
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert_refused(run(*command), "is named twice, to be read or written")
@@ -211,6 +219,60 @@ def test_there_may_be_no_home(stored, seen, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert run("infer", stored, "--method", "ransac").exit_code == 0
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(stored):
+    """In place: checksums were verified when it was opened, long before its last rows are read."""
+    with SceneFile(stored) as file:
+        file.read(0, 2)
+        content = stored.read_bytes()
+        with stored.open("r+b") as writing:
+            writing.write(content)
+        os.utime(stored, ns=(1, 1))
+        with pytest.raises(InputError, match="it was changed while it was read"):
+            file.read(2, 4)
+
+
+def test_answers_belong_to_the_file_that_was_opened(stored):
+    """Another file under its name, put there meanwhile, is not what the scenes are read from."""
+    with SceneFile(stored) as file:
+        save_scenes(stored, SCENES._replace(points=SCENES.points + 1))
+        opened = file.digest
+        np.testing.assert_array_equal(file.read(0, 2).points, SCENES.points[:2])
+    with SceneFile(stored) as file:
+        assert file.digest != opened
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"precision": np.ones(5)}, "precision has shape (5,)"),
+        ({"precision": np.array(True)}, "type bool"),
+        ({"precision": np.array(-1.0)}, "positive"),
+        ({"pose_mean": np.zeros(4)}, "one alone"),
+        ({"pose_mean": np.zeros(3), "pose_covariance": np.eye(3)}, "pose_mean has shape (3,)"),
+        ({"pose_mean": np.zeros(4), "pose_covariance": -np.eye(4)}, "positivedefinite"),
+        ({"template_square": np.zeros((9, 2))}, "it must have shape (4, 2)"),
+        ({"presence_prob": np.array(7.0)}, "unitinterval"),
+    ],
+)
+def test_learnt_numbers_that_cannot_be_are_sentences(stored, numbers, words):
+    np.savez("learned.npz", objective=np.ones(2), **numbers)
+    assert_refused(run("infer", stored, "--learned", "learned.npz", "--json", "-"), words)
+
+
+def test_any_name_can_be_printed(tmp_path, monkeypatch):
+    """Also one that is no text, and with standard output closed."""
+    name = os.fsdecode(b"\xff.npz")
+    code = "import sys; from capsules import cli; sys.argv[0] = 'capsules'; cli.main()"
+    command = [sys.executable, "-c", code, "sample", name, "--draws", "2"]
+    options = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "cwd": tmp_path}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Wrote ") and "\\udcff.npz" in done.stdout
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, **options)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- counts -------------------------------------------------------------------------------------
@@ -232,6 +294,12 @@ def test_there_may_be_no_home(stored, seen, monkeypatch):
         (["film", "scenes.npz", "--seed", 2**64], "less than 2^63, got"),
         (["faces", "demo", "--faces", 13, "--seed", 2**64], "less than 2^63, got"),
         (["demo", "--seed", 2**64], "less than 2^63, got"),
+        (["reproduce", "table1", "--draws", 10**12], "--draws must be 1 to 1,000,000, got 1,000,"),
+        (["reproduce", "faces", "--draws", 10**12], "--draws must be 1 to 1,000,000, got 1,000,"),
+        (["sample", "many.npz", "--draws", 10**12], "draws of 11 points take more than 2 GiB"),
+        (["learn", "scenes.npz", "--limit", -5], "the limit must be 1 or more, got -5"),
+        (["learn", "scenes.npz", "--clutter", 10**9], "1,000,000,011 parts in all, more than"),
+        (["compare", "scenes.npz", "--shapes", "cube"], "there is no shape 'cube'"),
         (["infer", "scenes.npz", "--clutter", 2**31], "2,147,483,659 parts in all, more than"),
         (["infer", "scenes.npz", "--index", 10**30], "there is no scene"),
         (["evaluate", "scenes.npz", "--limit", -(10**30)], "the limit must be 1 or more"),

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[2]
 
 DRIVER = """
 import json, os, sys, time
-import matplotlib.figure, numpyro, rich.progress, scipy.optimize, typer.testing
+import matplotlib.figure, numpyro, PIL.GifImagePlugin, rich.progress, scipy.optimize
+import sklearn.metrics, typer.testing
 
 for line in sys.stdin:
     folder, *arguments = json.loads(line)
@@ -58,7 +59,7 @@ def slow(*arguments, **options):
     if options.get("history"):
         one = {name: getattr(result, name) for name in ("match_probs", "pose_mean")}
         one |= {"elbo": 0.0, "beta": 1.0}
-        history = {name: np.stack([x] * 12) for name, x in one.items()}
+        history = {name: np.stack([x] * 3) for name, x in one.items()}
         result = replace(result, elbo=np.array(0.0), history=history)
     return result
 

@@ -71,6 +71,27 @@ def test_what_is_no_entry_is_none(kept, content):
     assert not there.has(entry)
 
 
+def test_a_file_of_any_size_is_not_read_into_memory(kept, monkeypatch):
+    there, entry = kept
+    with entry.path.open("wb") as file:
+        file.truncate(1 << 40)  # without a byte on the disk
+    assert there.read(entry) is None and not entry.path.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_file_is_a_sentence(kept, kind):
+    there, entry = kept
+    entry.path.unlink()
+    if kind == "folder":
+        entry.path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(entry.path)
+    else:
+        entry.path.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="it is no ordinary file"):
+        there.read(entry)
+
+
 def test_an_entry_under_another_name_is_foreign(kept):
     there, entry = kept
     other = there.entry("part-000000", seed=1)
@@ -102,8 +123,10 @@ def test_a_second_run_says_that_the_first_is_there(tmp_path):
 
 def test_what_a_killed_run_was_writing_is_removed(tmp_path):
     (tmp_path / ".1234.part").write_bytes(b"half")
+    (tmp_path / ".mine.part").write_bytes(b"of somebody else")
+    (tmp_path / ".5.part").mkdir()
     with Store(tmp_path).alone():
-        assert not os.listdir(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == [".5.part", ".mine.part"]
 
 
 # --- every command that resumes -----------------------------------------------------------------

@@ -108,12 +108,35 @@ def test_the_command_trains_and_does_not_train_again(tmp_path, monkeypatch):
     assert again.exit_code == 2
 
 
+def test_a_checkpoint_of_other_noise_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setitem(VARIANTS, "small", Variant(8, 1, 4, False))
+    monkeypatch.setattr(trained, "SCENES_TO_NAME", 64)
+    monkeypatch.setattr(training, "SAVED_EVERY", 1)
+    monkeypatch.setattr(training, "REPORTED_EVERY", 1)
+
+    def train(name, sigma, report=training.silent):
+        trained.train("ccae", tmp_path / name, sigma, 3, 0, "small", report)
+        return (tmp_path / name).read_bytes()
+
+    def die(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train("ccae.eqx", 0.0, die)
+    assert list(tmp_path.glob("*.checkpoint"))
+    assert train("ccae.eqx", 0.25) == train("other.eqx", 0.25)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("ccae", "--steps", 0),
         ("amortised", "--variant", "published"),
         ("ccae", "--seed", -1),
+        ("ccae", "--seed", 2**64),
+        ("ccae", "--steps", 10**14),
+        ("ccae", "--sigma", 1e300),
     ],
 )
 def test_bad_arguments_end_in_two(tmp_path, arguments):

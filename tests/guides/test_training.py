@@ -74,6 +74,24 @@ def test_a_checkpoint_of_another_run_is_not_taken(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found, other)
 
 
+def test_a_flip_of_any_bit_of_weights_is_noticed(tmp_path):
+    path = tmp_path / "toy.eqx"
+    training.save(path, {"kind": "toy"}, np.arange(9.0))
+    content = path.read_bytes()
+    for place in range(0, len(content), 10):
+        spoilt = bytearray(content)
+        spoilt[place] ^= 1 << place // 10 % 8
+        path.write_bytes(spoilt)
+        with pytest.raises(InputError, match="it is damaged, or no file of weights"):
+            training.load(path, np.zeros(9))
+
+
+def test_a_damaged_checkpoint_is_not_taken(tmp_path):
+    path = tmp_path / "toy.eqx"
+    path.with_suffix(".checkpoint").write_bytes(b"half of a chec")
+    np.testing.assert_array_equal(run(path=path)[0], run()[0])
+
+
 def test_the_loss_falls():
     _, losses = run()
     assert losses.shape == (30,)

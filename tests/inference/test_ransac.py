@@ -164,7 +164,7 @@ def test_the_best_cover_is_that_of_all_sets(lack):
 
 def test_a_promise_is_the_least_of_all_ways_to_go_on():
     """Each object after the k-th has no point, or enough of those that are free."""
-    sizes, fewest, lack, stray = [4, 2, 5, 3], 3, 1.5, 0.7
+    sizes, fewest, lack, stray = [4, 2, 5, 3], 3, 0.2, 0.7
     found = promises(np.array(sizes), fewest, lack, 9, stray)
     numbers = [[0, *range(min(fewest, n), n + 1)] for n in sizes]
     for k, free in itertools.product(range(4), range(10)):

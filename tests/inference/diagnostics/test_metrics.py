@@ -12,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score, mutual_info_score
 
 from inference.diagnostics.metrics import (
     METRICS,
+    Summary,
     ccae_scores,
     paired_test,
     partition_metrics,
@@ -174,6 +175,9 @@ def test_standard_error_and_interval():
     assert found.high == pytest.approx(0.75 + 1.96 * error, abs=0.3 * error)
     assert summarise(values) == found
     assert np.isnan(summarise(values[:1]).standard_error)
+    assert "±" not in summarise(values[:1]).text()
+    assert Summary(0.5, 0.25, 0, 1).text() == "0.500 ± 0.250"
+    assert Summary(0.5, 0.25, 0, 1).text(100, 1) == "50.0 ± 25.0"
     assert summarise(np.ones(7)) == (1, 0, 1, 1)
 
 
