@@ -2,7 +2,8 @@
 
 `CAPSULES_ENDURANCE_MINUTES=60 python -m benchmarks endurance` for an hour of it; two minutes
 otherwise. The first tenth of the time, at least two rounds, is to warm up. What is compiled for few
-scenes only, exact inference with a longer list of partitions, is asked for on purpose before.
+scenes only is asked for on purpose before: searches and exact sums for each number of points, and
+exact inference with a longer list of partitions.
 """
 
 import os
@@ -39,7 +40,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
         began, rounds = time.monotonic(), 0
-        infer("exact", _vague_scenes())
+        _compile_all()
         while rounds < 2 or time.monotonic() < began + 6 * minutes:
             _round(rounds)
             rounds += 1
@@ -62,6 +63,19 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         f"{late:,.0f} in the second; peak {peak:,.0f}",
         f"{late / early:.3f}",
     )
+
+
+def _compile_all() -> None:
+    """Every number of points, alone and in a batch."""
+    for scenes in (_vague_scenes(), sample_scenes(500, sigma=0.1, seed=0)):
+        _, one_of_each = np.unique(scenes.present.sum(axis=1), return_index=True)
+        some = scenes.take(np.resize(one_of_each, ROUND))
+        infer("exact", scenes)
+        infer("exact", scenes.take(one_of_each))
+        infer("gmm", some, num_restarts=5)
+        infer("ds", some, num_restarts=5)
+        for number in one_of_each:
+            infer("ds", scenes.take(int(number)))
 
 
 def _vague_scenes() -> Scene:
