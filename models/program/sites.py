@@ -69,9 +69,12 @@ def log_prob_of(site: Site) -> Float[Array, ""]:
     """
     found, value = site["fn"], site["value"]
     scale = None if is_identically_one(site["scale"]) else site["scale"]
-    if found.support is None or not _is_known(found):
+    pieces = list(nested(found))
+    if found.support is None or not all(map(_is_known, pieces)):
         return _log_prob(found, value, scale)
     if _is_traced((found, value)):
+        if any(isinstance(piece, dist.MaskedDistribution) for piece in pieces):
+            return _log_prob(found, value, scale)  # what is masked may be outside of the support
         return _compiled_log_prob(found, value, scale, bool(found._validate_args))
     # What is outside of the support is left to NumPyro.
     inside = bool(np.all(found.support(np.asarray(value))))
@@ -80,7 +83,7 @@ def log_prob_of(site: Site) -> Float[Array, ""]:
 
 def _is_known(found: Distribution) -> bool:
     """Whether a pytree holds all of a distribution; that of a user's own class may not."""
-    pieces = [x for part in nested(found) for x in (part, *getattr(part, "transforms", ()))]
+    pieces = (found, *getattr(found, "transforms", ()))
     known = ("numpyro.", "models.distributions.")
     return all(type(piece).__module__.startswith(known) for piece in pieces)
 

@@ -11,7 +11,7 @@ from capsules.experiments.generator import sample_scenes
 from inference import cavi, exact
 from inference.exact import solutions
 from inference.variational import pool
-from models.constellation import constellation, mixture_constellation
+from models.constellation import constellation, mixture_constellation, presence_constellation
 from models.program.batches import map_scenes, read_scenes
 from models.program.reading import read
 from models.templates import shapes, stack
@@ -78,3 +78,27 @@ def test_a_batch_is_read_and_mapped_scene_by_scene(scenes):
     mapped = map_scenes(summary, pieces, weights)
     wanted = [summary(read(pair, scenes.take(i)), weight) for i, weight in enumerate(weights)]
     np.testing.assert_allclose(mapped, jax.device_get(wanted), rtol=1e-12)
+
+
+def test_numbers_of_values_share_compiled_code():
+    """A lattice of values grows, and its nodes are read without compiling anything for them."""
+    program = functools.partial(presence_constellation, parts=PAIR, visibility=0.9)
+    names: list[str] = []
+
+    def note(event, duration, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(about["fun_name"])
+
+    def read_at(count):
+        values = np.resize([[True, True], [True, False]], (count, 2))
+        same = sample_scenes(1, 0.1, 3, NAMES, presence=1.0).take(np.zeros(count, int))
+        return read_scenes(program, same, {"presence": values}).model.log_constant
+
+    first = read_at(13)
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        second = read_at(10)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert not names
+    np.testing.assert_array_equal(second, first[:10])

@@ -1,5 +1,8 @@
 """A site's density, compiled for its kind, is the one that NumPyro has without compilation."""
 
+import warnings
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -80,6 +83,20 @@ def test_scales_and_masks_count():
 def test_values_outside_of_the_support_are_impossible():
     site = site_of(dist.Beta(2.0, 2.0).expand([3])) | {"value": jnp.array([0.5, 1.5, 0.5])}
     assert log_prob_of(site) == -jnp.inf
+
+
+BETA = dist.Beta(2.0, 2.0).expand([3])
+
+
+@pytest.mark.parametrize("prior", [BETA, BETA.mask(jnp.array([True, False, True]))])
+def test_in_a_batch_too_and_masked_ones_do_not_count(prior):
+    site = site_of(prior)
+    values = jnp.array([[0.5, 0.2, 0.5], [0.5, 1.5, 0.5], [1.5, 0.5, 0.5]])
+    found = jax.vmap(lambda value: log_prob_of(site | {"value": value}))(values)
+    with warnings.catch_warnings(action="ignore"):
+        expected = prior.log_prob(values).sum(axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert list(jnp.isfinite(found)) == [True, isinstance(prior, dist.MaskedDistribution), False]
 
 
 @pytest.mark.parametrize("module", ["tests", "models.constellation"])
