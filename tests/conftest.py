@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +28,9 @@ from jax._src.interpreters import mlir  # after the settings above
 # One MLIR context for all programs: a context of its own takes each one 1.2 MB and some ms.
 mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
-MAX_MAPS = 30_000
-"""Pieces of memory of a process, of which Linux allows 65,530; compiled code takes several each."""
+MAX_MAPS, MAX_BYTES = 30_000, 1_700_000_000
+"""Pieces of memory of a process, of which Linux allows 65,530, and all of it: compiled code, which
+takes several pieces each, is dropped beyond. What is needed again is read from the cache."""
 
 FIRST = (
     "test_notebooks.py",
@@ -73,16 +75,26 @@ def compiled() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def bounded_memory(compiled: list[str]) -> Iterator[None]:
-    """Below 2 GB instead of 5; compiled code is kept, what it was compiled from is not."""
+    """Below 2 GB instead of 5; what code was compiled from is not kept."""
     yield
-    if len(compiled) > 200:
+    if len(compiled) > 50:
+        compiled.clear()
         give_back_memory()
-        maps = Path("/proc/self/maps")
-        if maps.exists() and len(maps.read_bytes().splitlines()) > MAX_MAPS:
+        if is_too_much():
             import jax
 
             jax.clear_caches()
-        compiled.clear()
+            gc.collect()
+            give_back_memory()
+
+
+def is_too_much() -> bool:
+    """Where Linux says nothing, nothing is too much."""
+    process = Path("/proc/self")
+    if not process.exists():
+        return False
+    resident = int((process / "statm").read_text().split()[1]) * resource.getpagesize()
+    return resident > MAX_BYTES or len((process / "maps").read_bytes().splitlines()) > MAX_MAPS
 
 
 def give_back_memory() -> None:

@@ -34,7 +34,7 @@ SMALLER = {
     "faces demo": ["--help"],
 }
 """What is added to commands that take many minutes as they stand."""
-SLOW = {"film", "compare"}
+SLOW = {"film", "compare", "learn"}
 """Commands that compile for a while."""
 
 

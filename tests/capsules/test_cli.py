@@ -531,7 +531,7 @@ def test_evaluate_wants_the_truth(tmp_path):
     [
         (["table1", "--methods", "magic"], "no method 'magic'"),
         (["beta", "--methods", "ransac"], "beta is a study of ds and gmm"),
-        (["table1", "--draws", 0], "at least one draw"),
+        (["table1", "--draws", 0], "--draws must be 1 to 1,000,000, got 0"),
         (["table1", "--scenes", "nowhere"], "there is no file nowhere"),
         (["table1", "--more"], "--images and --more are options of faces"),
         (["faces", "--methods", "ds"], "are options of the constellations"),

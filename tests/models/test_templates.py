@@ -78,7 +78,10 @@ def test_predictions_follow_the_pose_of_the_owner(design):
         (lambda: stack([[[0, 0], [1, 1]]], variance=-2.0), "positive, got -2.0"),
         (lambda: stack([[[0, 0], [1, 1]]], variance=np.inf), "positive, got inf"),
         (lambda: stack([[[0, 0, 0], [1, 1, 1]]]), r"similarity wants .* got .*\(2, 3\)"),
-        (lambda: shapes("square", "circle"), "no shape 'circle'; choose from square, triangle"),
+        (
+            lambda: shapes("square", "circle"),
+            "no shape 'circle'; give some of square",
+        ),
         (lambda: normalise([[1.0, 2.0]], "dot"), "dot has a single part"),
         (lambda: normalise(np.zeros((0, 2)), "nothing"), "nothing has no parts"),
         (lambda: normalise([[1e9, 0], [1e9, 0]]), "lie in one place"),

@@ -292,6 +292,7 @@ def test_batches_are_put_together():
     assert by_halves.objective[-1] == pytest.approx(last, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_scene_goes_on_from_its_last_match():
     """Coordinate ascent in the same runs goes uphill, and at new numbers ends where a search does.
 

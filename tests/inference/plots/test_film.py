@@ -125,6 +125,7 @@ def run(*arguments):
     return CliRunner().invoke(cli.app, ["film", *map(str, arguments)])
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_command_films_the_run_of_coordinate_ascent(scene_file):
     out = scene_file.with_name("fit.gif")

@@ -176,7 +176,8 @@ def test_a_scene_does_not_depend_on_the_others(scenes, result):
             assert_same_scene(result.take(i), few.take(i))
 
 
-@pytest.mark.parametrize("width", [4, *(pytest.param(w, marks=pytest.mark.slow) for w in (8, 16))])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [4, 8, 16])
 def test_the_width_of_the_pool_changes_nothing(monkeypatch, scenes, result, width):
     monkeypatch.setattr(pool, "POOL", width)
     other = cavi.run(pair, scenes, jax.random.key(3), num_restarts=3)
