@@ -10,7 +10,6 @@ and a size is used up, so large scenes may be few; times exclude compilation. Th
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.missing import MISSING, occluded, shapes_of
 from capsules.commands.shared import Stopwatch
 from capsules.experiments.generator import sample_scenes
 from capsules.methods import PRIORS
@@ -39,8 +39,6 @@ NUM_SCENES, BATCH = 24, 8
 SECONDS = 10.0
 """For a method on the scenes of a size, compilation apart; what is begun is finished."""
 SEED = 40_411
-MISSING, FEWEST = 0.1, 3
-THREE = ("square", "triangle", "square")
 
 COLOURS = {
     "ds": "#E69F00",
@@ -73,22 +71,22 @@ Table = dict[tuple[str, bool], dict[int, Cell]]
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
     """Every method on every size, without and with parts missing, and how its time grows."""
-    table: Table = {(method, occluded): {} for method in COLOURS for occluded in (False, True)}
+    table: Table = {(method, missing): {} for method in COLOURS for missing in (False, True)}
     for count in OBJECTS:
-        names = tuple(list(SHAPES)[k % len(SHAPES)] for k in range(count)) if count > 3 else THREE
+        names = shapes_of(count)
         num_parts = sum(len(SHAPES[name]) for name in names)
-        for (method, occluded), cells in table.items():
-            solve, batch = _method(method, names, occluded)
+        for (method, missing), cells in table.items():
+            solve, batch = _method(method, names, missing)
             what = f"{method}, {count} objects, {num_parts} parts"
             try:
-                cells[num_parts] = cell = _measured(solve, _scenes(names, occluded), batch)
+                cells[num_parts] = cell = _measured(solve, _scenes(names, missing), batch)
             except InputError as refusal:
-                yield what, _kind(occluded), f"refused: {str(refusal).split(';')[0]}", ""
+                yield what, _kind(missing), f"refused: {str(refusal).split(';')[0]}", ""
             else:
-                yield what, _kind(occluded), str(cell), ""
-    for (method, occluded), cells in table.items():
+                yield what, _kind(missing), str(cell), ""
+    for (method, missing), cells in table.items():
         if len(cells) > 1:
-            yield f"{method}, time by parts", _kind(occluded), f"N^{exponent(cells):.1f}", ""
+            yield f"{method}, time by parts", _kind(missing), f"N^{exponent(cells):.1f}", ""
     draw(table)
 
 
@@ -103,15 +101,15 @@ def draw(table: Table) -> None:
     figure = Figure(figsize=(9.6, 4.0), layout="constrained")
     accuracy, cost = figure.subplots(1, 2)
     sizes = list(table["ds", False])
-    for (method, occluded), cells in table.items():
+    for (method, missing), cells in table.items():
         if not cells:
             continue
         style: dict[str, Any] = {
             "color": COLOURS[method],
-            "marker": "s" if occluded else "o",
-            "linestyle": "--" if occluded else "-",
+            "marker": "s" if missing else "o",
+            "linestyle": "--" if missing else "-",
         }
-        label = f"{method}, {_kind(occluded)}" if occluded else method
+        label = f"{method}, {_kind(missing)}" if missing else method
         mean = np.array([cell.right.mean() for cell in cells.values()])
         error = np.array([cell.right.std() / np.sqrt(len(cell.right)) for cell in cells.values()])
         shift = 0.12 * (list(COLOURS).index(method) - 2)
@@ -137,18 +135,18 @@ def _finish(axes: Axes) -> None:
 
 
 def _method(
-    method: str, names: tuple[str, ...], occluded: bool
+    method: str, names: tuple[str, ...], missing: bool
 ) -> tuple[Callable[[Scene], Result], int]:
     """How to solve scenes, and how many of them at a time."""
     if method in ("presence-ds", "presence-map"):
-        told = {"visibility": 1 - MISSING, "precision": 1e6} if occluded else {}
+        told = {"visibility": 1 - MISSING, "precision": 1e6} if missing else {}
         present = _program("presence", names, **told)
         if method == "presence-map":
             return lambda scenes: map_parse.run(present, scenes), BATCH
         return lambda scenes: cavi.run(present, scenes, jax.random.key(0)), BATCH
     uniform = _program("uniform", names)
     if method == "ransac":
-        cover = "partial" if occluded else "exact"
+        cover = "partial" if missing else "exact"
         return lambda scenes: ransac.run(uniform, scenes, jax.random.key(0), cover=cover), 1
     if method == "exact":
         return lambda scenes: exact.run(uniform, scenes), BATCH
@@ -175,22 +173,11 @@ def _measured(solve: Callable[[Scene], Result], scenes: Scene, batch: int) -> Ce
     return Cell(metrics["scene_accuracy"], metrics["sa"], watch.seconds / len(labels))
 
 
-def _scenes(names: tuple[str, ...], occluded: bool) -> Scene:
-    scenes = sample_scenes(NUM_SCENES, seed=SEED, objects=names, presence=1.0)
-    if not occluded:
-        return scenes
-    rng = np.random.default_rng(SEED)
-    owner = np.repeat(np.arange(len(names)), [len(SHAPES[name]) for name in names])
-    present = np.zeros_like(scenes.present)
-    for row, k in itertools.product(present, range(len(names))):
-        while row[owner == k].sum() < FEWEST:
-            row[owner == k] = rng.random((owner == k).sum()) >= MISSING
-    return Scene(
-        np.where(present[..., None], scenes.points, 0.0),
-        present,
-        np.where(present, scenes.object, -1),
-    )
+def _scenes(names: tuple[str, ...], missing: bool) -> Scene:
+    if missing:
+        return occluded(names, NUM_SCENES, SEED)
+    return sample_scenes(NUM_SCENES, seed=SEED, objects=names, presence=1.0)
 
 
-def _kind(occluded: bool) -> str:
-    return "parts missing" if occluded else "all parts"
+def _kind(missing: bool) -> str:
+    return "parts missing" if missing else "all parts"

@@ -151,7 +151,8 @@ def _value(
 ) -> Float[Array, " H"]:
     """About the score of each hypothesis, relative to points that are each explained alone.
 
-    Given the basis, the other points count as independent.
+    Given the basis, the other points count as independent. The noise is that of the program or of
+    the gate, whichever is less.
     """
     counted = model.seen[match] & parts.feature_mask[:, None]  # (most, H, d)
     residual = jnp.moveaxis(model.points[match], -1, 1) - put.predicted

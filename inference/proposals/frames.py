@@ -31,7 +31,8 @@ class Frames(NamedTuple):
     spread: Float[Array, "bases most d"]
     """How variable a part is given the basis, with the noise that the gate is made for."""
     variance: Float[Array, "bases most d"]
-    """The same with the noise of the program."""
+    """The same with the noise of the program, where that is less: points within a tight gate show
+    that an object is there, however much noise the program allows for."""
     mean: Float[Array, "bases size d"]
     """Where the basis is before it is seen, and the density of that."""
     inverse: Float[Array, "bases size*d size*d"]
@@ -69,7 +70,7 @@ def frames_of(
             jnp.einsum("ndp,pbe->ndbe", parts.F, gain),
             parts.F @ pose + parts.offset,
             spread,
-            left_open(parts.variance)[1],
+            left_open(jnp.minimum(gate, parts.variance))[1],
             (parts.offset + parts.F @ model.pose_mean[k])[basis],
             *inverse_and_log_det(joint),
             mask.astype(float),
@@ -86,7 +87,7 @@ class Put(NamedTuple):
     spread: Float[Array, "most d H"]
     """How variable that is, with the noise that the gate is made for."""
     variance: Float[Array, "most d H"]
-    """The same with the noise of the program."""
+    """The same with the noise of the program, where that is less."""
     log_basis: Float[Array, " H"]
     """log p(points of the basis)."""
     fixed: Int[Array, "most H"]

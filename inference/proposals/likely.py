@@ -33,7 +33,7 @@ from models.program.batches import Reading
 from models.program.reading import LinearGaussianModel
 
 MANY_OBJECTS = 16
-"""Beyond which the best parse is found by set packing, as a beam would lose it."""
+"""Beyond which gates stay narrow, and what is left over is searched again by itself."""
 
 MANY_PARTS = 32
 """Parts of all objects beyond which only the most promising hypotheses are judged closely."""
@@ -48,8 +48,7 @@ class Effort(NamedTuple):
     gate: float
     """Gate variance in units of the noise; zero for the noise capped at `TIGHT`."""
     candidates: int
-    """Of each kind, before points are left out, at least. There are four for each object of a kind,
-    and as many as points where objects are many."""
+    """Of each kind, before points are left out; as many as there are parts, at least."""
     width: int
     """Of the beam: parses so far that are kept."""
     more: int
@@ -74,7 +73,7 @@ def passes(
     # Through a wide gate many objects have more candidates than can be packed.
     for effort in EFFORTS[:2] if many else EFFORTS:
         plan = _Hashable(make_plan(readings, log_prior, effort.more))
-        compiled = _search(plan, effort, with_points(readings), whole)
+        compiled = _search(plan, effort, with_points(readings), whole, many)
 
         def search(some: Int[np.ndarray, " block"], compiled: Search = compiled) -> Parses:
             return compiled([reading.take(some) for reading in readings], log_prior)
@@ -101,12 +100,16 @@ class _Hashable:
 
 
 @functools.lru_cache(maxsize=64)
-def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole: bool) -> Search:
-    """Compiled once for each plan and effort."""
+def _search(
+    hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole: bool, many: bool
+) -> Search:
+    """Compiled once for each plan and effort.
+
+    Args:
+        many: whether there are more than `MANY_OBJECTS`.
+    """
     plan = hashable.plan
-    copies = int(np.bincount(plan.kind).max())
-    many = len(plan.owner) if len(plan.kind) > MANY_OBJECTS else 4 * copies
-    count = max(effort.candidates, many)
+    count = max(effort.candidates, len(plan.owner))
 
     def gate_of(model: LinearGaussianModel) -> Float[Array, "N d"]:
         variance = model.parts.variance
@@ -131,45 +134,31 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
             found.append(find(own, plan, gate_of(models[s]), worth, count, number))
         return judged[states[0]], known, jax.tree.map(lambda *x: jnp.stack(x), *found)
 
-    def gains_and_claims(
-        model: LinearGaussianModel, known: Odds, candidates: Candidates
-    ) -> tuple[Float[Array, "K C"], Bool[Array, "kinds N C"]]:
-        return gains(known, plan, candidates, states), claims(candidates, len(model.points))
-
-    def ranked(
-        models: tuple[LinearGaussianModel, ...],
-        model: LinearGaussianModel,
-        known: Odds,
-        candidates: Candidates,
-        choice: Int[Array, "W K"],
-    ) -> Parses:
-        parses = parses_of(model, known, plan, candidates, states, choice)
-        ratio = (gate_of(models[states[0]]) / model.parts.variance).min(axis=1)
-        narrowest = jnp.where(plan.owner < len(plan.kind), ratio, jnp.inf).min()
-        return parses._replace(misfit=parses.misfit / (EDGE * narrowest))
-
-    def by_beam(models: tuple[LinearGaussianModel, ...], log_prior: Float[Array, "S K"]) -> Parses:
-        found = candidates_of(models, log_prior)
-        present = found[0].seen.any(axis=1)
-        choice = beam_search(*gains_and_claims(*found), present, plan, effort.width)
-        return ranked(models, *found, choice)
-
-    if len(plan.kind) <= MANY_OBJECTS:
-        return over_scenes(by_beam)
-
     def to_pack(
         models: tuple[LinearGaussianModel, ...],
         among: Bool[Array, " N"],
         log_prior: Float[Array, "S K"],
     ) -> Packing:
-        found = candidates_of(models, log_prior, among)
-        return Packing(*found[1:], *gains_and_claims(*found), found[0].seen.any(axis=1))
+        model, known, found = candidates_of(models, log_prior, among)
+        gain, present = gains(known, plan, found, states), model.seen.any(axis=1)
+        claimed = claims(found, len(present))
+        kept = beam_search(gain, claimed, present, plan, effort.width)
+        return Packing(known, found, gain, claimed, present, kept)
 
-    def packed(models: tuple[LinearGaussianModel, ...], *found: Any) -> Parses:
-        judged = judged_at(models[states[0]], gate_of(models[states[0]]))
-        return ranked(models, judged if whole else models[states[0]], *found)
+    def ranked(
+        models: tuple[LinearGaussianModel, ...],
+        known: Odds,
+        found: Candidates,
+        choice: Int[Array, "W K"],
+    ) -> Parses:
+        own = models[states[0]]
+        judged = judged_at(own, gate_of(own)) if whole else own
+        parses = parses_of(judged, known, plan, found, states, choice)
+        ratio = (gate_of(own) / judged.parts.variance).min(axis=1)
+        narrowest = jnp.where(plan.owner < len(plan.kind), ratio, jnp.inf).min()
+        return parses._replace(misfit=parses.misfit / (EDGE * narrowest))
 
-    search, finish = over_scenes(to_pack, 1), over_scenes(packed, 3)
+    search, finish = over_scenes(to_pack, 1), over_scenes(ranked, 3)
 
     def by_packing(
         models: list[LinearGaussianModel], log_prior: Float[np.ndarray, "S K"]
@@ -177,13 +166,15 @@ def _search(hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole:
         seen = np.asarray(models[0].seen).any(axis=1).T
         every = np.broadcast_to(seen, (models[0].points.shape[-1], len(plan.owner)))
         found = jax.tree.map(np.asarray, search(models, every, log_prior))
-        parses = finish(models, found.known, found.candidates, found.choice(plan))
-        # Among few points an object with few points comes to light.
-        doubtful = every & ~well_placed(np.asarray(parses.match)[:, 0], plan)
-        if np.asarray(parses.left_over).any():
+        # Through a wide gate few objects have more candidates than can be packed in time.
+        choice = found.choices(plan) if many or not effort.gate else found.kept
+        parses = finish(models, found.known, found.candidates, choice)
+        if many and np.asarray(parses.left_over).any():
+            # Among few points an object with few points comes to light.
+            doubtful = every & ~well_placed(np.asarray(parses.match)[:, 0], plan)
             more = jax.tree.map(np.asarray, search(models, doubtful, log_prior))
             found = found.joined(more, len(states))
-            parses = finish(models, found.known, found.candidates, found.choice(plan))
+            parses = finish(models, found.known, found.candidates, found.choices(plan))
         return parses
 
     return by_packing

@@ -75,13 +75,13 @@ def solver(progress_bar: bool | Report = False) -> conditions.Solve:
 
     def solve(problem: Problem, parses: Parses | None = None) -> Result:
         parses = propose_whole(problem.reading) if parses is None else parses
-        match = _completed(problem, np.asarray(parses.match[:, 0]))
-        found = _judged(problem, match)
+        match = completed(problem, np.asarray(parses.match[:, 0]))
+        found = judged(problem, match)
         lost = np.flatnonzero(~np.isfinite(found.log_density))
         if len(lost):  # where the best parse is impossible, points are likely by themselves
             some = problem.take(lost)
-            match[lost] = _completed(some, np.full_like(match[lost], -1))
-            again = _judged(some, match[lost])
+            match[lost] = completed(some, np.full_like(match[lost], -1))
+            again = judged(some, match[lost])
             for old, new in zip(found, again, strict=True):
                 old[lost] = new
         num_slots = np.sum(problem.owner == problem.skeleton.num_objects)
@@ -114,7 +114,7 @@ class Judged(NamedTuple):
     """log p(points, match), but for the constant of the problem."""
 
 
-def _completed(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Int[np.ndarray, "scenes N"]:
+def completed(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Int[np.ndarray, "scenes N"]:
     """The row of each part, given the point of each part or -1 for none.
 
     Rows that are left over go to the parts that are left where they are likeliest, each by itself,
@@ -138,7 +138,8 @@ def _completed(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Int[np.n
     return whole
 
 
-def _judged(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Judged:
+def judged(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Judged:
+    """What follows from the row of each part, in each scene."""
     every = np.arange(problem.num_scenes)
     return _in_blocks(_judge(problem.skeleton), problem, every, match)
 

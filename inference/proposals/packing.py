@@ -1,8 +1,8 @@
 """The best parse of a scene with many objects: a set-packing problem, solved by HiGHS.
 
-With some twenty objects a beam loses the best parse: thousands of candidates share points, and what
-is right shows only when nearly all are placed. As an integer program it takes a fraction of a
-second.
+A beam (`inference.proposals.beam`) has many good parses, but may lose the best one: candidates
+share points, and what is right shows only when nearly all objects are placed. As an integer program
+the best one takes a fraction of a second.
 """
 
 from typing import NamedTuple
@@ -18,8 +18,11 @@ from inference.proposals.parses import Odds
 from inference.proposals.plan import Plan
 from models.numerics.arrays import AnyArray
 
-SECONDS = 2.0
-"""After which the best parse so far is taken."""
+ROUNDING = 1e-6
+"""Nats below which two values are the same."""
+
+MAX_NODES = 1000
+"""Branches that are looked at before the best parse so far is taken."""
 
 
 class Packing(NamedTuple):
@@ -30,12 +33,14 @@ class Packing(NamedTuple):
     gain: Float[AnyArray, "scenes K SC"]
     claims: Bool[AnyArray, "scenes kinds N SC"]
     present: Bool[AnyArray, "scenes N"]
+    kept: Int[AnyArray, "scenes W K"]
+    """The candidate of each object in the parses of the beam."""
 
-    def choice(self, plan: Plan) -> Int[np.ndarray, "scenes 1 K"]:
-        """The best packing of each scene."""
+    def choices(self, plan: Plan) -> Int[np.ndarray, "scenes W+1 K"]:
+        """The parses of the beam, and the best packing where it is not sure to be among them."""
         costs = (self.known.outside, self.known.lack)
-        each = zip(self.gain, self.claims, self.present, *costs, strict=True)
-        return np.array([best_packing(*own, plan=plan) for own in each])[:, None]
+        each = zip(self.gain, self.claims, self.present, *costs, self.kept, strict=True)
+        return np.array([_with_best(*own, plan=plan) for own in each])
 
     def joined(self, other: "Packing", num_states: int) -> "Packing":
         """The candidates of both, those of each state together."""
@@ -50,7 +55,62 @@ class Packing(NamedTuple):
             candidates=jax.tree.map(lambda *x: np.concatenate(x, axis=-1), *candidates),
             gain=side_by_side(self.gain, other.gain),
             claims=side_by_side(self.claims, other.claims),
+            kept=np.full_like(self.kept, -1),  # they number the candidates of one of them
         )
+
+
+def _with_best(
+    gain: Float[np.ndarray, "K C"],
+    claims: Bool[np.ndarray, "kinds N C"],
+    present: Bool[np.ndarray, " N"],
+    outside: float,
+    lack: float,
+    kept: Int[np.ndarray, "W K"],
+    *,
+    plan: Plan,
+) -> Int[np.ndarray, "W+1 K"]:
+    """Some parses, and the best one where it may not be among them; else no parse, -1."""
+    values = [
+        value_of(choice, gain, claims, present, outside, lack, plan=plan)
+        for choice in kept
+        if (choice >= 0).all()
+    ]
+    other = np.full_like(kept[:1], -1)
+    if max(values, default=-np.inf) < upper_bound(gain, plan) - ROUNDING:
+        best = best_packing(gain, claims, present, outside, lack, plan=plan)
+        if not (kept == best).all(axis=1).any():
+            other = best[None]
+    return np.concatenate([kept, other])
+
+
+def value_of(
+    choice: Int[np.ndarray, " K"],
+    gain: Float[np.ndarray, "K C"],
+    claims: Bool[np.ndarray, "kinds N C"],
+    present: Bool[np.ndarray, " N"],
+    outside: float,
+    lack: float,
+    *,
+    plan: Plan,
+) -> float:
+    """The value of a parse, as `inference.proposals.parses` has it."""
+    placed = np.flatnonzero(choice < gain.shape[1])
+    taken = int(sum(claims[plan.kind[k], :, choice[k]].sum() for k in placed))
+    left_over = int(present.sum()) - taken
+    beyond = left_over - (len(choice) - len(placed)) - plan.num_slots
+    cost = max(lack * left_over, outside * max(beyond, 0))
+    return float(gain[placed, choice[placed]].sum() - cost)
+
+
+def upper_bound(gain: Float[np.ndarray, "K C"], plan: Plan) -> float:
+    """What no parse is worth more than: the best candidates of all objects, and nothing left over.
+
+    Of twins each candidate counts once.
+    """
+    total = 0.0
+    for k, copies in zip(*np.unique(plan.twin, return_counts=True), strict=True):
+        total += np.sort(np.maximum(gain[k], 0.0))[-copies:].sum()
+    return float(total)
 
 
 def best_packing(
@@ -97,10 +157,10 @@ def best_packing(
         integrality=np.append(np.ones(len(number)), 0),
         bounds=Bounds(0, np.append(np.ones(len(number)), np.inf)),
         constraints=LinearConstraint(vstack([rows, costs]).tocsr(), -np.inf, upper),
-        options={"time_limit": SECONDS, "mip_rel_gap": 0.0},  # values are large, and nats count
+        options={"node_limit": MAX_NODES, "mip_rel_gap": 0.0},  # values are large, and nats count
     )
     choice = np.full(num_objects, some)
-    if found.x is None:  # no parse within the time
+    if found.x is None:  # no parse within so many branches
         return choice
     for j in range(len(groups)):
         own = number[(group == j) & (found.x[:-1] > 0.5)]

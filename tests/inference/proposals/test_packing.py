@@ -1,13 +1,14 @@
 """The best set of candidates that share no point, against all sets."""
 
 import itertools
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from inference.proposals.beam import beam_search
-from inference.proposals.packing import best_packing
+from inference.proposals.packing import Packing, best_packing, upper_bound, value_of
 from inference.proposals.plan import Plan
 
 N, C = 8, 6
@@ -65,6 +66,34 @@ def test_a_wide_beam_finds_the_same(seed):
     values = [value(c, *given) for c in np.asarray(kept) if (c >= 0).all()]
     assert max(x for x in values if x is not None) == pytest.approx(best_by_listing(*given))
     assert None not in values
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_values_and_their_bound_are_those_of_plain_loops(seed):
+    given = (*problem(seed), 3.0, 1.0)
+    found = []
+    for choice in itertools.product(range(C + 1), repeat=3):
+        wanted = value(choice, *given, 2)
+        if wanted is not None and np.isfinite(wanted):
+            found.append(value_of(np.array(choice), *given, plan=plan(2)))
+            assert found[-1] == pytest.approx(wanted)
+    assert max(found) <= upper_bound(given[0], plan(2))
+
+
+def test_what_a_narrow_beam_loses_is_found_by_packing():
+    known = SimpleNamespace(outside=np.full(6, 3.0), lack=np.full(6, 0.0))
+    problems = [problem(seed) for seed in range(6)]
+    gain, claims, present = (np.stack(x) for x in zip(*problems, strict=True))
+    kept = np.stack([beam_search(*map(jnp.asarray, own), plan(), 1) for own in problems])
+    packing = Packing(known, None, gain, claims, present, kept)
+    lost = 0
+    for own, beam, choices in zip(problems, kept, packing.choices(plan()), strict=True):
+        given = (*own, 3.0, 0.0, 0)
+        values = [value(choice, *given) for choice in choices if (choice >= 0).all()]
+        assert max(values) == pytest.approx(best_by_listing(*given))
+        assert len(np.unique(choices, axis=0)) == len(choices)
+        lost += value(beam[0], *given) < max(values) - 1e-6
+    assert lost > 0
 
 
 def test_nothing_is_worth_it():
