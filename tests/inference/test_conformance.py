@@ -53,7 +53,7 @@ of_batches = table([name for name in METHODS if name not in DRAWING])
 drawing = table(DRAWING)
 POSES = np.array([[0.3, 0.2, 0.4, 0.1], [-0.5, -0.3, 0.2, 0.3]])
 FULL = np.asarray(PARTS.predict(POSES))
-LINE = np.linspace(-1, 1, 5)
+LINE = np.linspace(-1, 1, 4)
 SCENES = {
     "full": FULL,
     "a missing part": FULL[[0, 1, 2, 4, 5, 6]],
