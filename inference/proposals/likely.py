@@ -169,7 +169,7 @@ def _search(
         # Through a wide gate few objects have more candidates than can be packed in time.
         choice = found.choices(plan) if many or not effort.gate else found.kept
         parses = finish(models, found.known, found.candidates, choice)
-        if many and np.asarray(parses.left_over).any():
+        if many and np.asarray(parses.left_over)[:, 0].any():
             # Among few points an object with few points comes to light.
             doubtful = every & ~well_placed(np.asarray(parses.match)[:, 0], plan)
             more = jax.tree.map(np.asarray, search(models, doubtful, log_prior))

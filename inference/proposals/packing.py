@@ -76,7 +76,7 @@ def _with_best(
         if (choice >= 0).all()
     ]
     other = np.full_like(kept[:1], -1)
-    if max(values, default=-np.inf) < upper_bound(gain, plan) - ROUNDING:
+    if max(values, default=-np.inf) < upper_bound(gain, claims, plan) - ROUNDING:
         best = best_packing(gain, claims, present, outside, lack, plan=plan)
         if not (kept == best).all(axis=1).any():
             other = best[None]
@@ -102,15 +102,22 @@ def value_of(
     return float(gain[placed, choice[placed]].sum() - cost)
 
 
-def upper_bound(gain: Float[np.ndarray, "K C"], plan: Plan) -> float:
-    """What no parse is worth more than: the best candidates of all objects, and nothing left over.
+def upper_bound(
+    gain: Float[np.ndarray, "K C"], claims: Bool[np.ndarray, "kinds N C"], plan: Plan
+) -> float:
+    """What no parse is worth more than.
 
-    Of twins each candidate counts once.
+    Each object has its best candidate, of twins each candidate counting once. Or each point has its
+    best share of a candidate's gain. The smaller of the two sums.
     """
-    total = 0.0
-    for k, copies in zip(*np.unique(plan.twin, return_counts=True), strict=True):
-        total += np.sort(np.maximum(gain[k], 0.0))[-copies:].sum()
-    return float(total)
+    gain = np.maximum(gain, 0.0)
+    twins = zip(*np.unique(plan.twin, return_counts=True), strict=True)
+    of_objects = sum(np.sort(gain[k])[-copies:].sum() for k, copies in twins)
+    share = np.zeros((len(plan.first), gain.shape[1]))  # of a kind, that of its best object
+    np.maximum.at(share, plan.kind, gain)
+    share /= np.maximum(claims.sum(axis=1), 1)
+    of_points = np.where(claims, share[:, None], 0.0).max(axis=(0, 2)).sum()
+    return float(min(of_objects, of_points))
 
 
 def best_packing(

@@ -77,7 +77,19 @@ def test_values_and_their_bound_are_those_of_plain_loops(seed):
         if wanted is not None and np.isfinite(wanted):
             found.append(value_of(np.array(choice), *given, plan=plan(2)))
             assert found[-1] == pytest.approx(wanted)
-    assert max(found) <= upper_bound(given[0], plan(2))
+    assert max(found) <= upper_bound(*given[:2], plan(2))
+
+
+def test_the_bound_is_reached_where_the_best_candidates_share_no_point():
+    gain, claims = np.full((3, C), -1.0), np.zeros((2, N, C), bool)
+    claims[0, :3, 0], claims[0, 3:5, 1], claims[1, 5:, 0] = True, True, True
+    claims[0, :2, 2] = True  # the first candidate of squares less a point
+    gain[[0, 2]] = [6.0, 4.0, 3.9, -1.0, -1.0, -1.0]
+    gain[1, 0] = 9.0
+    # By objects 6 + 4 + 9; by points 3 (6/3), 2 (4/2), 3 (9/3).
+    assert upper_bound(gain, claims, plan()) == pytest.approx(19.0)
+    claims[0, :2, 1] = True  # now two candidates of squares share points
+    assert upper_bound(gain, claims, plan()) == pytest.approx(2 * 3 + 2 * 1 + 9)
 
 
 def test_what_a_narrow_beam_loses_is_found_by_packing():
