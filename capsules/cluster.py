@@ -18,7 +18,6 @@ from jaxtyping import Int
 from capsules.batch import Block, Work, packed
 from capsules.commands.scale import CONNECT_SECONDS, dask
 from capsules.files.inputs import reason_of
-from capsules.files.outputs import keep_compiled_code
 from capsules.store import Entry, source
 from models.errors import InputError
 
@@ -109,5 +108,4 @@ def _answer(
             "and start the worker again"
         )
     with _one_at_a_time:
-        keep_compiled_code()
         return packed(entry, numbers, block.infer())

@@ -55,8 +55,8 @@ def constellation(
         parts: the templates.
         pose_prior: of each object, in the place of N(mu_0, D_0).
     """
-    pose_mean = jnp.zeros(parts.pose_dim)
-    pose_covariance = jnp.eye(parts.pose_dim)
+    pose_mean = np.zeros(parts.pose_dim)
+    pose_covariance = np.eye(parts.pose_dim)
 
     with numpyro.plate("object", parts.num_objects):
         normal = dist.MultivariateNormal(pose_mean, pose_covariance)
@@ -155,7 +155,7 @@ def presence_constellation(
         pose_prior: of each object, in the place of N(0, I).
     """
     with numpyro.plate("object", parts.num_objects):
-        normal = dist.MultivariateNormal(jnp.zeros(parts.pose_dim), jnp.eye(parts.pose_dim))
+        normal = dist.MultivariateNormal(np.zeros(parts.pose_dim), np.eye(parts.pose_dim))
         pose = numpyro.sample("pose", pose_prior or normal)
         presence = numpyro.sample("presence", dist.Bernoulli(presence_prob), obs=presence)
     seen = None if present is None else present.sum()

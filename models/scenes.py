@@ -97,6 +97,13 @@ def make_scene(points: ArrayLike, num_parts: int) -> Scene:
     return check_scene(Scene(padded, np.arange(num_parts) < len(array)))
 
 
+def points_first(
+    present: Bool[np.ndarray, "scenes N"],
+) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
+    """An order of the rows with the points before the dummies, and the numbers of points."""
+    return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)
+
+
 def check_layout(shape: tuple[int, ...], num_parts: int, num_features: int) -> None:
     """Say in a sentence if points, (..., rows, features), are not as many as a program's parts."""
     *_, rows, features = (0, *shape)

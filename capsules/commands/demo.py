@@ -71,12 +71,11 @@ def demo(
       [cyan]capsules demo --shapes square,pentagon --seed 2[/cyan]
       [cyan]capsules demo --scenes scenes.npz --index 3[/cyan]
     """
-    from capsules.files.outputs import check_output, keep_compiled_code
+    from capsules.files.outputs import check_output
 
     check_picture_format(out)
     check_output(out, scenes)  # before the work
     os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)
-    keep_compiled_code()
     from capsules.files.scenes import stored_scene
     from capsules.methods import METHODS, templates
     from inference.plots.scenes import plot_demo

@@ -78,14 +78,13 @@ def evaluate(
       [cyan]capsules evaluate scenes.npz --method exact --json -[/cyan]
       [cyan]capsules evaluate cluttered.npz --clutter 3 --prior presence[/cyan]
     """
-    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
+    from capsules.files.outputs import check_output, whole_file
     from capsules.files.scenes import SceneFile
     from models.errors import InputError
 
     to_file = None if json_file is None or str(json_file) == "-" else json_file
     if to_file is not None:
         check_output(to_file, file, weights, learned)
-    keep_compiled_code()
     from capsules.batch import Job, Work
     from capsules.methods import check_options
     from models.templates import shape_names

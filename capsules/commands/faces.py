@@ -42,11 +42,10 @@ def demo(
       [cyan]capsules faces demo[/cyan]
       [cyan]capsules faces demo --faces 3 --occluded --seed 4 --out occluded.png[/cyan]
     """
-    from capsules.files.outputs import check_output, keep_compiled_code
+    from capsules.files.outputs import check_output
 
     check_picture_format(out)
     check_output(out)  # before the work
-    keep_compiled_code()
     from capsules.faces.experiment import METHODS, explain, measure, open_study
     from capsules.faces.report import plot_faces
     from capsules.methods import key_of
@@ -86,12 +85,11 @@ def film(
 
       [cyan]capsules faces film --faces 4 --out faces.gif[/cyan]
     """
-    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
+    from capsules.files.outputs import check_output, whole_file
     from inference.plots.film import DPI, check_film_format, write_frames
 
     check_film_format(out)
     check_output(out)  # before the work
-    keep_compiled_code()
     from matplotlib.figure import Figure
 
     from capsules.faces.experiment import RESTARTS, open_study

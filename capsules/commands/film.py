@@ -34,12 +34,11 @@ def film(
       [cyan]capsules film scenes.npz --index 3[/cyan]
       [cyan]capsules film points.csv --out fit.mp4 --speed 8[/cyan]
     """
-    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
+    from capsules.files.outputs import check_output, whole_file
     from inference.plots.film import check_film_format, write_film
 
     check_film_format(out)
     check_output(out, file)
-    keep_compiled_code()
     from capsules import methods
     from capsules.files.scenes import read_scene
     from inference import cavi

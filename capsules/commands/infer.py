@@ -90,7 +90,7 @@ def infer(
     """
     if every and cluster is not None and workers is None:  # before the imports, which take seconds
         scale.check_scheduler(cluster)
-    from capsules.files.outputs import check_output, keep_compiled_code, whole_file
+    from capsules.files.outputs import check_output, whole_file
     from models.errors import InputError
     from models.templates import object_names, shape_names
 
@@ -115,7 +115,6 @@ def infer(
                 f"--workers must be 1 to {MAX_WORKERS}, without --cluster, got {workers}; choose "
                 "one"
             )
-        keep_compiled_code()
         _infer_all(file, out, (method, seed, options, devices), fresh, workers, cluster)
         return
     if (out, workers, cluster) != (None,) * 3 or fresh or devices != 1:
@@ -130,7 +129,6 @@ def infer(
         check_output(plot, file, weights, learned)
     if to_file is not None:
         check_output(to_file, file, weights, learned, plot)
-    keep_compiled_code()
     from capsules import methods
     from capsules.files.scenes import read_scene
 

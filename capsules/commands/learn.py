@@ -62,7 +62,7 @@ def learn(
       [cyan]capsules evaluate others.npz --learned learned.npz[/cyan]
     """
     from capsules.files.learned import save_learned
-    from capsules.files.outputs import check_output, keep_compiled_code
+    from capsules.files.outputs import check_output
     from capsules.files.scenes import load_scenes
     from models.errors import InputError
     from models.templates import shape_names
@@ -72,7 +72,6 @@ def learn(
     if plot is not None:
         check_picture_format(plot)
         check_output(plot, file, out)
-    keep_compiled_code()
     from capsules.experiments.learnable import leave_open
     from capsules.experiments.resumed import Checkpoint
     from capsules.methods import PRIORS, key_of, templates
@@ -180,14 +179,12 @@ def train(
       [cyan]capsules evaluate scenes.npz --method ccae --weights weights/ccae-0.00.eqx[/cyan]
       [cyan]capsules reproduce table1 --weights weights[/cyan]
     """
-    from capsules.files.outputs import keep_compiled_code
     from models.errors import InputError
 
     if network is Network.amortised and variant is not Variant.small:
         raise InputError(
             "--variant is an option of ccae, but the network is amortised; leave it out"
         )
-    keep_compiled_code()
     from capsules.methods import key_of, networks
 
     key_of(seed)  # before the work

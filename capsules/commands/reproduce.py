@@ -99,7 +99,6 @@ def reproduce(
       [cyan]capsules reproduce examples --scenes published/[/cyan]
       [cyan]capsules reproduce equivariance[/cyan]
     """
-    from capsules.files.outputs import keep_compiled_code
     from models.errors import InputError
 
     others = (Study.faces, Study.equivariance)
@@ -122,7 +121,6 @@ def reproduce(
         )
     if draws is not None and not 1 <= draws <= MAX_DRAWS:
         raise InputError(f"--draws must be 1 to {MAX_DRAWS:,}, got {draws:,}; try 250")
-    keep_compiled_code()
     if study is Study.equivariance:
         return _equivariance(STEPS if steps is None else steps, seed, out, fresh)
     with_faces = study in (Study.faces, Study.all)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from capsules.faces.appearance import stack_scores
 from capsules.faces.images import CANVAS, PART_TYPES, FaceImages, pixel_grid
 from models.errors import InputError
-from models.faces import GEOMETRIC, FactorAnalyser
+from models.faces import GEOMETRIC
 from models.scenes import Scene, join
 
 MAX_FACES = 12
@@ -109,15 +109,6 @@ def face_points(
         object=np.where(present, owner[order], -1),
         point_type=np.where(present, kind[order], -1),
     )
-
-
-def draw_factor_scores(
-    factors: FactorAnalyser, num_faces: int, rng: np.random.Generator
-) -> Float[np.ndarray, "K D"]:
-    """Stacked scores of faces that the factor analyser itself makes up."""
-    hidden = rng.normal(size=(num_faces, factors.num_factors))
-    noise = np.sqrt(factors.noise_variance) * rng.normal(size=(num_faces, len(factors.mean)))
-    return hidden @ factors.loadings.T + factors.mean + noise
 
 
 class _Shape(NamedTuple):

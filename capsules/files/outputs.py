@@ -1,4 +1,4 @@
-"""Files that are written: outputs that are whole or absent, and the cache of compiled code."""
+"""Files that are written: whole or not at all."""
 
 import contextlib
 import errno
@@ -79,24 +79,3 @@ def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(
         f"cannot write {path} ({reason_of(error)}); choose a folder that exists and is writable"
     )
-
-
-def keep_compiled_code() -> None:
-    """Switch on JAX's persistent compilation cache, unless there is one or none can be written."""
-    import jax
-
-    folder = _cache_folder()
-    if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(folder / "jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-
-
-def _cache_folder() -> Path | None:
-    """Where things are kept between runs (XDG_CACHE_HOME or ~/.cache); None if there is no home."""
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        folder = base / "generative-capsules"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return None
-    return folder if os.access(folder, os.W_OK) else None

@@ -1,4 +1,6 @@
-"""A problem: scenes with a program read at each of them, ready for a closed-form method.
+"""A problem: scenes with a program read at each of them, and how a closed-form method solves it.
+
+Where the program leaves conditions open, `inference.conditions.solve` puts problems together.
 
 Its constants are what else is observed, and the normaliser of the match prior: what the weights of
 all matches sum to. They are of no interest to the fit, but an ELBO or an evidence is not worth much
@@ -6,6 +8,7 @@ without them.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,11 +17,23 @@ from jaxtyping import Bool, Float, Int
 from scipy.sparse.csgraph import connected_components
 from scipy.special import logsumexp
 
+from inference.conditions.listing import MAX_VALUES, count_values
+from inference.conditions.solve import (
+    Finish,
+    Search,
+    Solve,
+    Way,
+    mixed,
+    refuse_impossible,
+    solve_open,
+)
+from inference.result import Result
 from models.distributions.match import MixtureMatch
+from models.errors import ConjugacyError
 from models.numerics.permanent import MAX_ROWS, log_permanent
 from models.program.batches import Open, Reading, Skeleton, read_scenes
 from models.program.reading import FACTORS
-from models.program.sites import Program, Values
+from models.program.sites import Program, Values, described
 from models.scenes import Scene
 
 
@@ -55,6 +70,76 @@ class Problem(NamedTuple):
             reading=self.reading.some(which),
             log_constant=self.log_constant[which],
         )
+
+
+def solve_scenes(
+    program: Program,
+    scenes: Scene,
+    method: Solve,
+    *,
+    factors: frozenset[str] = FACTORS,
+    or_bound: bool = False,
+    tolerance: float = 1e-7,
+    search: Search | None = None,
+    max_values: int = MAX_VALUES,
+    finish: Finish | None = None,
+) -> Result:
+    """Solve each scene of a batch, summed over the conditions that its program leaves open.
+
+    Match probabilities and pose moments are those of the mixture over conditions. `details` has
+    for each discrete site, under its name, the probability that each of its entries is positive,
+    and under `<name>_sets` its most probable values with their probabilities; for each continuous
+    site its posterior mean; and under `conditions` all values of the run of the largest weight.
+
+    Args:
+        method: solves a problem that leaves no condition open.
+        factors: sites that the method has a factor for.
+        or_bound: whether the method takes a bound for a normaliser that is out of reach.
+        tolerance: of the log of an integral over continuous conditions.
+        search: solves scenes whose discrete conditions have more than `max_values` joint values at
+            some of them, or returns None if it knows no way to choose.
+        finish: puts the runs of some scenes together, in the place of `mixed`. No run stands for
+            others then: each value is solved by itself.
+    """
+    found, factors = _first_reading(program, scenes, factors, or_bound)
+    if isinstance(found, Problem):
+        possible = ~np.isneginf(found.log_constant)
+        if not possible.all():
+            refuse_impossible(scenes, possible)
+        return method(found)
+    if search is not None and count_values(found) > max_values:
+        result = search(program, scenes, method, found, finish or mixed)
+        if result is not None:
+            return result
+
+    def read(some: Scene, given: Mapping[str, np.ndarray]) -> Problem:
+        problem = read_problem(program, some, given, factors=factors, or_bound=or_bound)
+        if not isinstance(problem, Problem):
+            name, prior = next(iter(problem.items()))
+            raise ConjugacyError(
+                name, f"{described(prior)} beside further conditions", "sites that are always there"
+            )
+        return problem._replace(is_conditional=True)
+
+    way = Way(read, method, tolerance, finish or mixed, merge=finish is None)
+    return solve_open(way, scenes, found)
+
+
+def _first_reading(
+    program: Program, scenes: Scene, factors: frozenset[str], or_bound: bool
+) -> tuple[Problem | Open, frozenset[str]]:
+    """A reading without conditions, or those that are open, and which factors the method keeps.
+
+    A precision that the poses depend on too is no factor of the family, but may be a condition.
+    """
+    try:
+        return read_problem(program, scenes, factors=factors, or_bound=or_bound), factors
+    except ConjugacyError:
+        if factors:
+            found = read_problem(program, scenes, factors=frozenset(), or_bound=or_bound)
+            if not isinstance(found, Problem) and "precision" in found:
+                return found, frozenset()
+        raise
 
 
 def read_problem(

@@ -9,7 +9,7 @@ objects that are alike has which are solved once.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,15 +18,15 @@ from numpyro.distributions import Distribution, biject_to
 
 from inference.conditions.alike import alike_objects, classes
 from inference.conditions.combine import average, evened, mix, ranked
-from inference.conditions.listing import MAX_VALUES, Conditions, count_values, list_conditions
-from inference.conditions.problem import Problem, read_problem
+from inference.conditions.listing import Conditions, list_conditions
 from inference.conditions.quadrature import Lattice
 from inference.result import Result, join_results
-from models.errors import ConjugacyError, InputError
+from models.errors import InputError
 from models.program.batches import Open
-from models.program.reading import FACTORS
-from models.program.sites import Program, described
 from models.scenes import Scene
+
+if TYPE_CHECKING:
+    from inference.conditions.problem import Problem
 
 _RUNS = 1 << 15  # problems that are solved together
 _PRIOR_DRAWS = 255
@@ -55,94 +55,29 @@ Finish = Callable[[Runs, Scene, Conditions, Float[np.ndarray, "K K"]], Result]
 """Makes one result of the runs of each scene; the last argument averages objects that are alike."""
 
 
-def solve(
-    program: Program,
-    scenes: Scene,
-    method: Solve,
-    *,
-    factors: frozenset[str] = FACTORS,
-    or_bound: bool = False,
-    tolerance: float = 1e-7,
-    search: Search | None = None,
-    max_values: int = MAX_VALUES,
-    finish: Finish | None = None,
-) -> Result:
-    """Solve each scene of a batch, summed over the conditions that its program leaves open.
+class Way(NamedTuple):
+    """How scenes are read and solved at given values of their conditions."""
 
-    Match probabilities and pose moments are those of the mixture over conditions. `details` has
-    for each discrete site, under its name, the probability that each of its entries is positive,
-    and under `<name>_sets` its most probable values with their probabilities; for each continuous
-    site its posterior mean; and under `conditions` all values of the run of the largest weight.
-
-    Args:
-        method: solves a problem that leaves no condition open.
-        factors: sites that the method has a factor for.
-        or_bound: whether the method takes a bound for a normaliser that is out of reach.
-        tolerance: of the log of an integral over continuous conditions.
-        search: solves scenes whose discrete conditions have more than `max_values` joint values at
-            some of them, or returns None if it knows no way to choose.
-        finish: puts the runs of some scenes together, in the place of `mixed`. No run stands for
-            others then: each value is solved by itself.
-    """
-    found, factors = _first_reading(program, scenes, factors, or_bound)
-    if isinstance(found, Problem):
-        refuse_impossible(found.scenes, ~np.isneginf(found.log_constant))
-        return method(found)
-    if search is not None and count_values(found) > max_values:
-        result = search(program, scenes, method, found, finish or mixed)
-        if result is not None:
-            return result
-    conditions = list_conditions(found)
-    way = _Way(program, factors, or_bound, method, tolerance, finish or mixed, finish is None)
-    at_a_time = max(1, _RUNS // (conditions.num_values * 64 ** len(conditions.continuous)))
-    results = []
-    for start in range(0, len(scenes.points), at_a_time):
-        some = scenes.take(slice(start, start + at_a_time))
-        whole = _integrated if conditions.continuous else _summed
-        results.append(whole(way, some, conditions))
-    return join_results(results)
-
-
-def _first_reading(
-    program: Program, scenes: Scene, factors: frozenset[str], or_bound: bool
-) -> tuple[Problem | Open, frozenset[str]]:
-    """A reading without conditions, or those that are open, and which factors the method keeps.
-
-    A precision that the poses depend on too is no factor of the family, but may be a condition.
-    """
-    try:
-        return read_problem(program, scenes, factors=factors, or_bound=or_bound), factors
-    except ConjugacyError:
-        if factors:
-            found = read_problem(program, scenes, factors=frozenset(), or_bound=or_bound)
-            if not isinstance(found, Problem) and "precision" in found:
-                return found, frozenset()
-        raise
-
-
-class _Way(NamedTuple):
-    """How a program is read and solved."""
-
-    program: Program
-    factors: frozenset[str]
-    or_bound: bool
+    read: Callable[[Scene, Mapping[str, np.ndarray]], "Problem"]
+    """Scenes, with a value of each condition for each of them, as a problem."""
     method: Solve
     tolerance: float
+    """Of the log of an integral over continuous conditions."""
     finish: Finish
     merge: bool
     """Solve values that differ only in which of several objects that are alike has which once."""
 
-    def read(self, scenes: Scene, given: Mapping[str, np.ndarray]) -> Problem:
-        """Scenes at values of all conditions."""
-        problem = read_problem(
-            self.program, scenes, given, factors=self.factors, or_bound=self.or_bound
-        )
-        if not isinstance(problem, Problem):
-            name, prior = next(iter(problem.items()))
-            raise ConjugacyError(
-                name, f"{described(prior)} beside further conditions", "sites that are always there"
-            )
-        return problem._replace(is_conditional=True)
+
+def solve_open(way: Way, scenes: Scene, left_open: Open) -> Result:
+    """Solve each scene of a batch, summed and integrated over the conditions of its program."""
+    conditions = list_conditions(left_open)
+    at_a_time = max(1, _RUNS // (conditions.num_values * 64 ** len(conditions.continuous)))
+    whole = _integrated if conditions.continuous else _summed
+    results = []
+    for start in range(0, len(scenes.points), at_a_time):
+        some = scenes.take(slice(start, start + at_a_time))
+        results.append(whole(way, some, conditions))
+    return join_results(results)
 
 
 def refuse_impossible(scenes: Scene, possible: np.ndarray) -> None:
@@ -159,14 +94,14 @@ def refuse_impossible(scenes: Scene, possible: np.ndarray) -> None:
 # --- discrete conditions ------------------------------------------------------------------------
 
 
-def _summed(way: _Way, scenes: Scene, conditions: Conditions) -> Result:
+def _summed(way: Way, scenes: Scene, conditions: Conditions) -> Result:
     count = len(scenes.points)
     runs, alike = _solve_at(way, scenes, conditions, np.arange(count), np.zeros((count, 0)))
     return way.finish(runs, scenes, conditions, alike)
 
 
 def _solve_at(
-    way: _Way,
+    way: Way,
     scenes: Scene,
     conditions: Conditions,
     scene: Int[np.ndarray, " nodes"],
@@ -199,7 +134,7 @@ def _solve_at(
 # --- continuous conditions ----------------------------------------------------------------------
 
 
-def _integrated(way: _Way, scenes: Scene, conditions: Conditions) -> Result:
+def _integrated(way: Way, scenes: Scene, conditions: Conditions) -> Result:
     """Integrate over the continuous conditions of each scene, on a lattice of its own."""
     ranges = [_range(prior) for prior in conditions.continuous.values()]
     lattices = [Lattice(ranges, way.tolerance) for _ in scenes.points]

@@ -242,9 +242,8 @@ def _placed(
     residual: Float[Array, "M+1 n d *scenes"], rows: Int[np.ndarray, "rows n"]
 ) -> Float[Array, "n*d rows *scenes"]:
     """The numbers that each row of placements observes."""
-    num_parts, num_features = residual.shape[1:3]
-    chosen = [residual[rows[:, a], a, j] for a in range(num_parts) for j in range(num_features)]
-    return jnp.stack(chosen) if chosen else jnp.zeros((0, len(rows), residual.shape[-1]))
+    chosen = jnp.moveaxis(residual[rows, np.arange(rows.shape[1])], 0, 2)  # (n, d, rows, scenes)
+    return chosen.reshape(-1, *chosen.shape[2:])
 
 
 def _over_parts(

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from inference.conditions import solve
 from inference.conditions.combine import NUM_PARTITIONS
 from inference.conditions.listing import list_conditions
-from inference.conditions.problem import Problem, read_problem
+from inference.conditions.problem import Problem, read_problem, solve_scenes
+from inference.conditions.solve import refuse_impossible
 from inference.exact import assignments
 from inference.exact.assignments import Listing
 from inference.exact.parses import Draws, draw
@@ -28,7 +28,6 @@ from inference.exact.solutions import (
     refuse_if_unfit,
     solutions,
 )
-from inference.exact.subsets import points_first
 from inference.result import Report, Result, grouping_of, method, reporter
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
@@ -37,7 +36,7 @@ from models.numerics.permanent import MAX_ROWS
 from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
 from models.program.sites import Program
-from models.scenes import Scene, check_scene
+from models.scenes import Scene, check_scene, points_first
 
 NUM_GIVEN = 16
 """Partitions that are listed where it is given which objects are present, or how precise points
@@ -61,7 +60,7 @@ def run(
     proven to be more probable than all others; `proven` says so of the first.
     """
     report = reporter(progress_bar)
-    return solve.solve(
+    return solve_scenes(
         program, scene.batch(), functools.partial(_solved, report=report), factors=frozenset()
     )
 
@@ -146,7 +145,7 @@ def sample(program: Program, scene: Scene, rng_key: Array, num_samples: int = 10
     problem = read_problem(program, copies, listed.values, factors=frozenset())
     assert isinstance(problem, Problem)
     possible = np.flatnonzero(np.isfinite(problem.log_constant))
-    solve.refuse_impossible(scenes, np.array([len(possible) > 0]))
+    refuse_impossible(scenes, np.array([len(possible) > 0]))
     problem = problem._replace(is_conditional=True).take(possible)
     log_evidence = _solved(problem, reporter(False)).log_value
     choice = np.asarray(jax.random.categorical(rng_key, log_evidence, shape=(num_samples,)))

@@ -149,13 +149,6 @@ def fewest(num_points: int, sizes: tuple[int, ...], k: int) -> int:
     return max(0, num_points - (sum(sizes) - sizes[k]))
 
 
-def points_first(
-    present: Bool[np.ndarray, "scenes N"],
-) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
-    """An order of the rows with the points before the dummies, and the numbers of points."""
-    return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)
-
-
 def members(masks: Int[np.ndarray, "*shape"], num_points: int) -> Bool[np.ndarray, "*shape M"]:
     """Bit masks as rows of booleans."""
     return (masks[..., None] >> np.arange(num_points)) & 1 == 1

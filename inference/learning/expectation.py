@@ -9,15 +9,13 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.conditions import solve as conditions
 from inference.conditions.combine import weigh
 from inference.conditions.listing import Conditions
-from inference.conditions.problem import Problem, read_problem
-from inference.conditions.solve import Runs
+from inference.conditions.problem import Problem, read_problem, solve_scenes
+from inference.conditions.solve import Runs, Solve
 from inference.exact.pairs import pair_moments
 from inference.exact.permutations import Moments, make_plan, sum_over_matches
 from inference.exact.solutions import in_chunks, ordered
-from inference.exact.subsets import points_first
 from inference.learning.statistics import Statistics
 from inference.proposals import map_parse
 from inference.proposals.states import solve_likely_states
@@ -32,7 +30,7 @@ from models.numerics.devices import compiled
 from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
 from models.program.sites import Program
-from models.scenes import Scene
+from models.scenes import Scene, points_first
 
 EStep = Literal["exact", "ds", "map"]
 
@@ -96,7 +94,7 @@ def expect(
         raise InputError(f"there is no E-step {method!r}; choose from exact, ds, map")
     if last is not None:
         return _again(program, scenes, method, rng_key, last, _PRECISE if precisely else _SCHEDULE)
-    solve: conditions.Solve = _solve_exactly
+    solve: Solve = _solve_exactly
     ways: dict[str, Any] = {}
     if method != "exact":
         solve = map_parse.solver()
@@ -104,7 +102,7 @@ def expect(
             solve = cavi.solver(rng_key, Restarts(_PARSES, 2.0), schedule=_SCHEDULE)
         ways = {"or_bound": True, "search": solve_likely_states, "max_values": 1}
     recorder = _Recorder()
-    whole = conditions.solve(
+    whole = solve_scenes(
         program,
         scenes,
         lambda *problem: _with_statistics(solve(*problem)),
@@ -129,7 +127,7 @@ def _again(
         program, runs, last.given, factors=frozenset(), or_bound=method != "exact"
     )
     assert isinstance(problem, Problem)
-    solve: conditions.Solve = _solve_exactly
+    solve: Solve = _solve_exactly
     if method == "map":
         solve = map_parse.solver()
     elif method == "ds":

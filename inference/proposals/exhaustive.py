@@ -18,13 +18,13 @@ from inference.exact.parses import best_configurations, points_of
 from inference.exact.permutations import LOG_ZERO, Plan, flat, largest_sum, object_grid
 from inference.exact.permutations import make_plan as exact_plan
 from inference.exact.solutions import ordered
-from inference.exact.subsets import count_placements, count_splits, points_first
+from inference.exact.subsets import count_placements, count_splits
 from inference.proposals.parses import EDGE, NUM_PARSES, Odds, Parses, Pass, judged_at, odds
-from inference.proposals.plan import twins, with_points
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import compiled
-from models.program.batches import Reading, Skeleton
+from models.program.batches import Reading, Skeleton, twins, with_points
 from models.program.reading import LinearGaussianModel
+from models.scenes import points_first
 
 MAX_PLACEMENTS, MAX_SPLITS = 1 << 17, 1 << 20
 """Largest numbers of placements per object and of point-set splits for exhaustive search."""
@@ -51,11 +51,14 @@ def is_small(readings: Sequence[Reading]) -> bool:
     skeleton = readings[0].skeleton
     sizes = tuple(len(group) for group in skeleton.groups)
     most = int(readings[0].model.seen.any(axis=1).sum(axis=0).max())
-    return (
-        all(map(_is_plain, readings))
-        and max(count_placements(most, size) for size in sizes) <= MAX_PLACEMENTS
-        and count_splits(most, sizes) <= MAX_SPLITS
-    )
+    return all(map(_is_plain, readings)) and _has_small_tables(most, sizes)
+
+
+@functools.cache
+def _has_small_tables(num_points: int, sizes: tuple[int, ...]) -> bool:
+    """Whether the lists of placements and splits are short enough."""
+    most = max(count_placements(num_points, size) for size in sizes)
+    return most <= MAX_PLACEMENTS and count_splits(num_points, sizes) <= MAX_SPLITS
 
 
 def _is_plain(reading: Reading) -> bool:

@@ -27,9 +27,9 @@ from inference.proposals.parses import (
     odds,
     parses_of,
 )
-from inference.proposals.plan import Plan, make_plan, with_points
+from inference.proposals.plan import Plan, make_plan
 from models.numerics.devices import compiled
-from models.program.batches import Reading
+from models.program.batches import Reading, with_points
 from models.program.reading import LinearGaussianModel
 
 MANY_OBJECTS = 16

@@ -17,8 +17,8 @@ from jax.scipy.special import gammaln, logsumexp
 from jaxtyping import Array, Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 
-from inference.conditions import solve as conditions
-from inference.conditions.problem import Problem
+from inference.conditions.problem import Problem, solve_scenes
+from inference.conditions.solve import Solve
 from inference.exact.parses import poses_given
 from inference.proposals.candidates import log_marginal
 from inference.proposals.parses import Parses, pair_log_density
@@ -58,7 +58,7 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
         program: as for coordinate ascent.
         progress_bar: show one, or call a function with (scenes done, scenes in all).
     """
-    return conditions.solve(
+    return solve_scenes(
         program,
         scene.batch(),
         solver(progress_bar),
@@ -69,7 +69,7 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
     )
 
 
-def solver(progress_bar: bool | Report = False) -> conditions.Solve:
+def solver(progress_bar: bool | Report = False) -> Solve:
     """What finds the best parses of the scenes of a problem."""
     report = reporter(progress_bar)
 

@@ -2,14 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from models.program.batches import Reading
-from models.program.reading import LinearGaussianModel
+from models.program.batches import Reading, kinds, twins
 
 MAX_TUPLES = 1 << 14
 """Tuples of points that are tried as a basis, beyond which some are drawn at random."""
@@ -71,7 +70,7 @@ def make_plan(
     most = max(len(group) for group in groups)
     members = np.array([np.r_[g, np.repeat(g[0], most - len(g))] for g in groups])
     valid = np.arange(most) < np.array([len(g) for g in groups])[:, None]
-    kind_of = _kinds(readings)
+    kind_of = kinds(readings)
     first, kind = np.unique(kind_of, return_inverse=True)
     fewest = min(-(-skeleton.pose_dim // skeleton.num_features), *(len(g) for g in groups))
     is_fixed = not any(r.varies.parts.F or r.varies.parts.feature_mask for r in readings)
@@ -90,43 +89,6 @@ def make_plan(
     return Plan(owner, kind, first, twin, members, valid, fewest, _by_size(listed))
 
 
-def twins(
-    readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]
-) -> Int[np.ndarray, " K"]:
-    """For each object the first one that differs in nothing, the match prior included."""
-    groups, kind = readings[0].skeleton.parts, _kinds(readings)
-
-    def same(j: int, k: int) -> bool:
-        return (
-            kind[j] == kind[k]
-            and np.array_equal(log_prior[:, j], log_prior[:, k])
-            and all(
-                np.array_equal(*(reading.model.match_logits[:, groups[i]] for i in (j, k)))
-                for reading in readings
-            )
-        )
-
-    return _firsts(len(groups), same)
-
-
-def _kinds(readings: Sequence[Reading]) -> Int[np.ndarray, " K"]:
-    """For each object the first one with the same template and pose prior in every state."""
-    groups = readings[0].skeleton.parts
-    same = [_same(reading, groups) for reading in readings]
-    return _firsts(len(groups), lambda j, k: all(own(j, k) for own in same))
-
-
-def with_points(readings: Sequence[Reading]) -> tuple[int, ...]:
-    """The states in which some object may have a point."""
-
-    def may_have(model: LinearGaussianModel) -> bool:
-        of_objects = ~np.asarray(model.parts.is_clutter)[:, 0]
-        of_points = model.seen.any(axis=1)[:, None]
-        return bool((np.isfinite(model.match_logits[:, of_objects]) & of_points).any())
-
-    return tuple(s for s, reading in enumerate(readings) if may_have(reading.model))
-
-
 def _by_size(listed: list[list[tuple[int, ...]]]) -> tuple[Bases, ...]:
     """Bases of all kinds, those of one size together, as arrays."""
     groups = []
@@ -137,27 +99,6 @@ def _by_size(listed: list[list[tuple[int, ...]]]) -> tuple[Bases, ...]:
         valid = np.arange(most) < np.array([len(listed[i]) for i in kinds])[:, None]
         groups.append(Bases(kinds, padded, valid))
     return tuple(groups)
-
-
-def _same(reading: Reading, groups: list[np.ndarray]) -> Callable[[int, int], bool]:
-    """Whether two objects have the same template and pose prior at every scene."""
-    model = reading.model
-    of_parts = model.parts._replace(owner=np.zeros_like(model.parts.owner))
-
-    def same(j: int, k: int) -> bool:
-        return (
-            len(groups[j]) == len(groups[k])
-            and all(np.array_equal(x[groups[j]], x[groups[k]]) for x in of_parts)
-            and np.array_equal(model.pose_mean[j], model.pose_mean[k])
-            and np.array_equal(model.pose_covariance[j], model.pose_covariance[k])
-        )
-
-    return same
-
-
-def _firsts(count: int, same: Callable[[int, int], bool]) -> Int[np.ndarray, " K"]:
-    """For each object the first one that is the same."""
-    return np.array([next(j for j in range(k + 1) if j == k or same(j, k)) for k in range(count)])
 
 
 def _different(

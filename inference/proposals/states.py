@@ -17,11 +17,10 @@ from inference.conditions.listing import Conditions
 from inference.conditions.problem import Problem, read_problem
 from inference.conditions.solve import Finish, Runs, Solve, mixed, refuse_impossible
 from inference.proposals.parses import Parses
-from inference.proposals.plan import twins, with_points
 from inference.proposals.propose import CLOSE, propose
 from inference.result import Result
 from models.errors import ConjugacyError
-from models.program.batches import Open, Skeleton
+from models.program.batches import Open, Skeleton, twins, with_points
 from models.program.sites import Program, described
 from models.scenes import Scene
 
@@ -40,14 +39,14 @@ def solve_likely_states(
 ) -> Result | None:
     """Solve each scene at the states of its best parses, and weigh them; None where there are none.
 
-    The result is that of `inference.conditions.solve.solve` without the states that no parse near
-    the best one has, so its ELBO is still a lower bound. Of states that differ only in which of
-    several identical objects has which, all are solved where they are few, and else one.
+    The result is that of `inference.conditions.problem.solve_scenes` without the states that no
+    parse near the best one has, so its ELBO is still a lower bound. Of states that differ only in
+    which of several identical objects has which, all are solved where they are few, and else one.
 
     Args:
         left_open: the sites that the program leaves open; a single one is required, with an entry
             for each object.
-        finish: as `inference.conditions.solve.solve` takes it.
+        finish: as `inference.conditions.problem.solve_scenes` takes it.
     """
     name, prior = next(iter(left_open.items()))
     if len(left_open) > 1 or not _is_of_objects(prior):

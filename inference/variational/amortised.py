@@ -15,8 +15,7 @@ from jaxtyping import Array, Float
 
 from guides import meanfield
 from guides.projections import PROJECTIONS
-from inference.conditions import solve as conditions
-from inference.conditions.problem import Problem
+from inference.conditions.problem import Problem, solve_scenes
 from inference.result import Report, Result, method, partition, reporter
 from models.distributions.match import MixtureMatch
 from models.program.batches import Skeleton
@@ -47,7 +46,7 @@ def run(
         rng_key: not used, nothing is random here.
         match_logits: of a guide that was trained for this program (`guides.amortised.amortise`).
     """
-    result = conditions.solve(
+    result = solve_scenes(
         program,
         scene.batch(),
         lambda problem: at_logits(problem, match_logits(problem.scenes)),

@@ -14,7 +14,7 @@ from models.program.reading import LinearGaussianModel
 
 
 class Schedule(NamedTuple):
-    """When a run gets hotter, and when it ends."""
+    """Annealing schedule and stopping rule."""
 
     beta_start: float = 0.05
     beta_factor: float = 2.0
@@ -72,8 +72,8 @@ def step(
     settled = jnp.abs(terms.elbo - state.terms.elbo) < schedule.tolerance
     at_end = state.beta >= schedule.beta_max
     converged = settled & at_end
-    hotter = jnp.minimum(state.beta * schedule.beta_factor, schedule.beta_max)
-    beta = jnp.where(settled & ~at_end, hotter, state.beta)
+    colder = jnp.minimum(state.beta * schedule.beta_factor, schedule.beta_max)
+    beta = jnp.where(settled & ~at_end, colder, state.beta)
     new = State(
         match_probs=projected.match_probs,
         carry=projected.carry,

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from inference.conditions import solve as conditions
-from inference.conditions.problem import Problem
+from inference.conditions.problem import Problem, solve_scenes
+from inference.conditions.solve import Solve
 from inference.proposals.parses import Parses
 from inference.proposals.propose import drawn, propose_whole
 from inference.proposals.states import solve_likely_states
@@ -98,7 +98,7 @@ def run(
     solve = solver(
         rng_key, number, init_strategy, projection, schedule, history, devices, progress_bar
     )
-    return conditions.solve(
+    return solve_scenes(
         program,
         scene.batch(),
         solve,
@@ -118,7 +118,7 @@ def solver(
     history: bool = False,
     devices: int = 1,
     progress_bar: bool | Report = False,
-) -> conditions.Solve:
+) -> Solve:
     """What fits the scenes of a problem; the arguments are those of `run`."""
     report = reporter(progress_bar)
     by_parses = init_strategy in ("parses", "draws")

@@ -122,8 +122,8 @@ def _walk(
 
     def again(walk: Walk, key: Array) -> tuple[Walk, None]:
         sparse = walk.settled & is_sparse(model, np.array(owner), walk.match_probs)
-        hotter = walk.settled & (walk.beta < 1.0)
-        beta = jnp.where(sparse, beta_start, jnp.where(hotter, 2.0 * walk.beta, walk.beta))
+        colder = walk.settled & (walk.beta < 1.0)
+        beta = jnp.where(sparse, beta_start, jnp.where(colder, 2.0 * walk.beta, walk.beta))
         match_probs = jax.lax.cond(
             sparse.any(),
             lambda: jnp.where(sparse, random_rows(key, model), walk.match_probs),

@@ -2,16 +2,18 @@
 
 Compiled code is kept by a program's `Skeleton`, and a program's numbers are handed to it as arrays,
 so an edited prior costs no compilation. A program is traced again for each call: what it says then
-counts.
+counts. Objects that are the same in all that was read share work in many places, so which ones are
+is told here.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int
 from numpyro.distributions import Distribution
 
 from models.errors import ConjugacyError
@@ -232,22 +234,10 @@ def skeleton_of(found: LinearGaussianModel, varies: LinearGaussianModel | None =
         varies = jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), found)
     owner = np.asarray(found.parts.owner)
     parts = [np.flatnonzero(owner == k) for k in range(found.num_objects)]
-    of_parts = [
-        None if flag else np.asarray(x)
-        for name, x, flag in zip(found.parts._fields, found.parts, varies.parts, strict=True)
-        if name != "owner"
-    ]
-    of_objects = [
-        None if varies.pose_mean else np.asarray(found.pose_mean),
-        None if varies.pose_covariance else np.asarray(found.pose_covariance),
-    ]
+    of_parts = varies.parts._replace(owner=False)
+    changes = any((*of_parts, varies.pose_mean, varies.pose_covariance))
+    alike = (lambda j, k: False) if changes else _alike(found, parts)
     logits = None if varies.match_logits else np.asarray(found.match_logits)
-
-    def alike(j: int, k: int) -> bool:
-        if len(parts[j]) != len(parts[k]):
-            return False
-        pairs = [x is not None and np.array_equal(x[parts[j]], x[parts[k]]) for x in of_parts]
-        return all(pairs) and all(x is not None and np.array_equal(x[j], x[k]) for x in of_objects)
 
     def exchangeable(j: int, k: int) -> bool:
         return (
@@ -256,18 +246,80 @@ def skeleton_of(found: LinearGaussianModel, varies: LinearGaussianModel | None =
             and np.array_equal(logits[:, parts[j]], logits[:, parts[k]])
         )
 
-    def firsts(same: Callable[[int, int], bool]) -> tuple[int, ...]:
-        objects = range(len(parts))
-        return tuple(next(j for j in objects if j == k or same(j, k)) for k in objects)
-
     return Skeleton(
         tuple(owner.tolist()),
-        firsts(alike),
-        firsts(exchangeable),
+        _firsts(len(parts), alike),
+        _firsts(len(parts), exchangeable),
         found.pose_mean.shape[-1],
         found.parts.num_features,
         found.match_family,
     )
+
+
+def kinds(readings: Sequence[Reading]) -> Int[np.ndarray, " K"]:
+    """For each object the first one with the same template and pose prior, at every scene.
+
+    Args:
+        readings: of the same scenes, at each state that an object may have.
+    """
+    groups = readings[0].skeleton.parts
+    alike = [_alike(reading.model, groups) for reading in readings]
+    return np.array(_firsts(len(groups), lambda j, k: all(same(j, k) for same in alike)))
+
+
+def twins(
+    readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]
+) -> Int[np.ndarray, " K"]:
+    """For each object the first one that differs in nothing, the match prior included.
+
+    Args:
+        readings: as `kinds` takes them.
+        log_prior: log probability of each state.
+    """
+    groups, kind = readings[0].skeleton.parts, kinds(readings)
+
+    def same(j: int, k: int) -> bool:
+        return (
+            kind[j] == kind[k]
+            and np.array_equal(log_prior[:, j], log_prior[:, k])
+            and all(
+                np.array_equal(*(reading.model.match_logits[:, groups[i]] for i in (j, k)))
+                for reading in readings
+            )
+        )
+
+    return np.array(_firsts(len(groups), same))
+
+
+def with_points(readings: Sequence[Reading]) -> tuple[int, ...]:
+    """The states in which some object may have a point."""
+
+    def may_have(model: LinearGaussianModel) -> bool:
+        of_objects = ~np.asarray(model.parts.is_clutter)[:, 0]
+        of_points = model.seen.any(axis=1)[:, None]
+        return bool((np.isfinite(model.match_logits[:, of_objects]) & of_points).any())
+
+    return tuple(s for s, reading in enumerate(readings) if may_have(reading.model))
+
+
+def _alike(model: LinearGaussianModel, parts: Sequence[np.ndarray]) -> Callable[[int, int], bool]:
+    """Whether two objects have the same template and pose prior."""
+    owned = [np.asarray(x) for x in model.parts._replace(owner=np.zeros_like(model.parts.owner))]
+    poses = [np.asarray(x) for x in (model.pose_mean, model.pose_covariance)]
+
+    def same(j: int, k: int) -> bool:
+        return (
+            len(parts[j]) == len(parts[k])
+            and all(np.array_equal(x[parts[j]], x[parts[k]]) for x in owned)
+            and all(np.array_equal(x[j], x[k]) for x in poses)
+        )
+
+    return same
+
+
+def _firsts(count: int, same: Callable[[int, int], bool]) -> tuple[int, ...]:
+    """For each object the first one that is the same."""
+    return tuple(next(j for j in range(k + 1) if j == k or same(j, k)) for k in range(count))
 
 
 def map_scenes(

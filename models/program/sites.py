@@ -1,7 +1,9 @@
 """The sites of a program, traced at one scene."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -103,7 +105,39 @@ def _log_prob(
     return jnp.sum(log_prob if scale is None else scale * log_prob)
 
 
-_compiled_log_prob = jax.jit(_log_prob, static_argnums=3)
+def _compiled_log_prob(
+    found: Distribution, value: Any, scale: Any, check_support: bool = False
+) -> Float[Array, ""]:
+    """The same, compiled with the distribution's numbers as arguments, in the order of their names.
+
+    NumPyro's own order is that of a set, another one in each process, in which code that an earlier
+    process compiled would not be found again.
+    """
+    leaves, tree = jax.tree.flatten(found)
+    numbered = jax.tree.unflatten(tree, range(len(leaves)))
+    order = tuple(jax.tree.leaves(_by_name(numbered)))
+    return _ordered_log_prob([leaves[i] for i in order], value, scale, tree, order, check_support)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def _ordered_log_prob(
+    numbers: list[Any],
+    value: Any,
+    scale: Any,
+    tree: Any,
+    order: tuple[int, ...],
+    check_support: bool,
+) -> Float[Array, ""]:
+    leaves = [number for _, number in sorted(zip(order, numbers, strict=True), key=itemgetter(0))]
+    return _log_prob(jax.tree.unflatten(tree, leaves), value, scale, check_support)
+
+
+def _by_name(found: Any) -> Any:
+    """A distribution as a dictionary of what it is made of."""
+    if not _is_distribution(found):
+        return found
+    names, (values, _) = type(found).gather_pytree_data_fields(), found.tree_flatten()
+    return {name: _by_name(value) for name, value in zip(names, values, strict=True)}
 
 
 def nested(found: Distribution) -> Iterator[Distribution]:

@@ -219,6 +219,16 @@ def test_there_may_be_no_home(stored, seen, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert run("infer", stored, "--method", "ransac").exit_code == 0
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+def test_compiled_code_is_kept_in_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"XDG_CACHE_HOME": str(tmp_path)})
+    cli._keep_compiled_code()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "generative-capsules" / "jax")
+    monkeypatch.setattr(os, "environ", {"JAX_COMPILATION_CACHE_DIR": "elsewhere"})
+    cli._keep_compiled_code()
+    assert os.environ == {"JAX_COMPILATION_CACHE_DIR": "elsewhere"}
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_refused(stored):

@@ -20,7 +20,7 @@ from capsules.faces.experiment import (
 )
 from capsules.faces.rendering import render_poses
 from capsules.faces.report import draw_face_frames
-from capsules.faces.scenes import FaceScenes, draw_factor_scores, face_points
+from capsules.faces.scenes import FaceScenes, face_points
 from capsules.store import Store
 from inference import cavi, exact, nuts, ransac
 from inference.diagnostics.metrics import same_partition
@@ -232,7 +232,9 @@ def test_the_published_model(study, shared_data):
     seen = np.ones((num_faces, 5), bool)
     made, scores = [], []
     for poses in sampled.poses:
-        scores.append(draw_factor_scores(factors, num_faces, rng))
+        hidden = rng.normal(size=(num_faces, factors.num_factors))
+        noise = np.sqrt(factors.noise_variance) * rng.normal(size=(num_faces, sum(dims)))
+        scores.append(hidden @ factors.loadings.T + factors.mean + noise)
         made.append(face_points(poses, scores[-1], dims, centres, seen, rng))
     batch = join(made)
     program = faces_program(factors, centres, num_faces)

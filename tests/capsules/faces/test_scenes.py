@@ -7,7 +7,7 @@ from capsules.faces.appearance import fit_part, split_faces
 from capsules.faces.artist import draw_images
 from capsules.faces.images import CANVAS, pixel_grid
 from capsules.faces.rendering import render, scene_rmse
-from capsules.faces.scenes import draw_factor_scores, sample_face_scenes
+from capsules.faces.scenes import sample_face_scenes
 from models.errors import InputError
 from models.faces import FactorAnalyser, face_parts, faces_program
 from models.program.reading import read
@@ -110,14 +110,6 @@ def test_what_is_hidden_is_missing(images, sample):
         assert not seen.all() and seen.any(axis=1).all()
         assert not scene.points[~scene.present].any()
         assert (scene.object[~scene.present] == -1).all()
-
-
-def test_factor_draws_have_the_covariance_of_the_model():
-    factors = made_up_factors((2, 1, 1, 1, 2))
-    drawn = draw_factor_scores(factors, 40_000, np.random.default_rng(0))
-    wanted = factors.loadings @ factors.loadings.T + np.diag(factors.noise_variance)
-    error = np.sqrt((np.outer(np.diag(wanted), np.diag(wanted)) + wanted**2) / 40_000)
-    assert (np.abs(np.cov(drawn.T) - wanted) < 5 * error).all()
 
 
 @pytest.mark.parametrize("given", [(1, 0), (1, 13), (0, 2)])

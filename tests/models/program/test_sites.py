@@ -12,6 +12,7 @@ from numpyro.distributions import transforms
 from numpyro.handlers import mask, scale, seed, trace
 
 from models.errors import InputError
+from models.program import sites
 from models.program.sites import log_prob_of, trace_sites
 from models.scenes import make_scene
 
@@ -69,6 +70,16 @@ def test_the_compiled_density_is_numpyros(name):
     site = site_of(PRIORS[name])
     expected = np.sum(site["fn"].log_prob(site["value"]))
     np.testing.assert_allclose(log_prob_of(site), expected, rtol=1e-12)
+
+
+def test_compiled_code_is_the_same_whatever_numpyros_order_of_arguments(monkeypatch):
+    """That order is one of a set, and so another one in each process."""
+    given = []
+    monkeypatch.setattr(sites, "_ordered_log_prob", lambda numbers, *others: given.append(numbers))
+    for fields in [("loc", "scale"), ("scale", "loc")]:
+        monkeypatch.setattr(dist.Normal, "gather_pytree_data_fields", lambda fields=fields: fields)
+        log_prob_of(site_of(dist.Normal(0.3, 2.0).expand([3])))
+    assert given == [[0.3, 2.0], [0.3, 2.0]]
 
 
 def test_scales_and_masks_count():
