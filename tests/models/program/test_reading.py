@@ -139,8 +139,8 @@ def test_an_edit_of_the_pose_prior_changes_the_reading_and_nothing_else():
     """The source of the shipped program with five other lines, as a user would edit it."""
     source = inspect.getsource(constellation)
     edits = {
-        "pose_mean = jnp.zeros(parts.pose_dim)": "pose_mean = jnp.arange(12.0).reshape(3, 4)",
-        "pose_covariance = jnp.eye(parts.pose_dim)": (
+        "pose_mean = np.zeros(parts.pose_dim)": "pose_mean = jnp.arange(12.0).reshape(3, 4)",
+        "pose_covariance = np.eye(parts.pose_dim)": (
             "correlated = 0.5 * jnp.eye(parts.pose_dim) + 0.5\n"
             "    scales = jnp.array([1.0, 2.0, 3.0])\n"
             "    pose_covariance = scales[:, None, None] * correlated"
