@@ -145,7 +145,7 @@ def source(tmp_path, monkeypatch):
 
 
 EDITS = {
-    "a prior": ("models/constellation.py", "jnp.eye(parts.pose_dim)", "2 * jnp.eye(4)"),
+    "a prior": ("models/constellation.py", "np.eye(parts.pose_dim)", "2 * np.eye(4)"),
     "the prior of faces": ("models/faces.py", "numpyro.sample", "numpyro. sample"),
     "a template": ("models/templates.py", "[[1, 2], [3, 1], [3, 3]]", "[[1, 2], [3, 0], [3, 3]]"),
     "a setting": ("capsules/methods.py", '"num_restarts": 5', '"num_restarts": 6'),
