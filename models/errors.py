@@ -18,6 +18,6 @@ class ConjugacyError(InputError):
         self.site, self.found, self.required = site, found, required
         super().__init__(
             f"site {site!r}: found {found}, but the closed-form methods (ds, gmm, exact, map, "
-            f"gibbs, svi with the mean-field guide) require {required}; edit the program, or use a "
-            "method that takes any density (nuts, svi with an automatic guide)"
+            f"ransac, gibbs, svi with the mean-field guide) require {required}; edit the program, "
+            "or use a method that takes any density (nuts, svi with guide='AutoNormal')"
         )

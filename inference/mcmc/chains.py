@@ -7,7 +7,7 @@ What no step changes is in its Target.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +33,9 @@ from models.scenes import Scene
 
 Values = dict[str, Any]
 """Values by site."""
+
+MAX_DIVERGING = 0.01
+"""Share of divergent steps beyond which there is no estimate of the evidence."""
 
 _CHUNK = 100  # steps between two reports of progress, at most
 
@@ -95,7 +98,8 @@ def run_chains(
     """Run all chains at once and make a result of their draws.
 
     With tempering the result has `log_evidence`, by bridging between neighbours, with its
-    standard error; `details` has the betas and how often neighbours were exchanged.
+    standard error, unless more than `MAX_DIVERGING` of the steps diverge; `details` has the betas
+    and how often neighbours were exchanged.
     """
     begin_key, chain_key, match_key = jax.random.split(rng_key, 3)
     begins = beginnings(program, scene, begin_key, budget.num_chains, budget.init_strategy)
@@ -109,8 +113,9 @@ def run_chains(
     details: dict[str, Any] = {"betas": betas}
     evidence = error = None
     if len(betas) > 1:
-        evidence, error = bridge(swap.log_ratio)
-        evidence = evidence + sampler.log_data()
+        if is_followed(stats):
+            evidence, error = bridge(swap.log_ratio)
+            evidence = evidence + sampler.log_data()
         details["swap_rate"] = np.nanmean(swap.accept_prob, axis=(0, 1))
         stats.setdefault("acceptance_rate", np.nanmean(swap.accept_prob, axis=-1))
     if not table.keys() <= draws.keys():  # they were summed out
@@ -131,6 +136,14 @@ def run_chains(
         log_evidence_error=error,
         details=details,
     )
+
+
+def is_followed(stats: Mapping[str, np.ndarray]) -> bool:
+    """Whether steps diverge so seldom that the draws, and an evidence made of them, can be right.
+
+    Hotter replicas, which the evidence rests on as much, have the same places and wider ones.
+    """
+    return bool(np.mean(stats.get("diverging", 0.0)) <= MAX_DIVERGING)
 
 
 def _collect(

@@ -178,7 +178,8 @@ def run(
     """Draw from the posterior of one scene.
 
     With tempering the result has `log_evidence`, by bridging between neighbours, with its
-    standard error; `details` has the betas and how often neighbours exchanged their states.
+    standard error, unless more than one step in a hundred diverges; `details` has the betas and how
+    often neighbours exchanged their states.
 
     Args:
         program: any NumPyro program of sites `match` and `points`, with poses that are a site

@@ -20,7 +20,7 @@ from numpyro.distributions.util import is_identically_one
 
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import PermutationMatch
-from models.errors import ConjugacyError
+from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
 from models.program.sites import (
     MATCH_FAMILIES,
@@ -94,6 +94,9 @@ def read(
     factors: frozenset[str] = FACTORS,
 ) -> LinearGaussianModel:
     """Read the linear-Gaussian pieces of a program at one scene.
+
+    Only the kinds of the sites are checked. Methods read by `inference.conditions.problem`, which
+    also checks what was read against the program's own density.
 
     Works on traced values too, so that priors that depend on the scene (say, on the mean of its
     points) can be read for each scene of a batch.
@@ -220,14 +223,27 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
     likelihood = site["fn"]
     if type(likelihood) is not MatchedParts:
         raise ConjugacyError("points", described(likelihood), "MatchedParts itself")
+    check_one_scene(likelihood)
     if likelihood.noise is not dist.Normal:
-        name = getattr(likelihood.noise, "__name__", repr(likelihood.noise))
+        noise = getattr(likelihood.noise, "func", likelihood.noise)  # of a partial
+        name = getattr(noise, "__name__", repr(noise))
         raise ConjugacyError("points", f"MatchedParts with the noise {name}", "Normal noise")
     if not site["is_observed"]:
         raise ConjugacyError("points", "points that are drawn", "obs=points")
     check_layout(jnp.shape(site["value"]), *likelihood.event_shape)
     _refuse_scale(site)
     return likelihood
+
+
+def check_one_scene(likelihood: MatchedParts) -> None:
+    """Refuse a precision or beta of each part, which NumPyro takes for a batch of scenes."""
+    for name in ("precision", "beta"):
+        if shape := jnp.shape(getattr(likelihood, name)):
+            raise InputError(
+                f"site 'points': the {name} of MatchedParts must be one number, got shape {shape}; "
+                "for noise of each part or feature give parts._replace(variance=...), of shape "
+                f"{likelihood.event_shape}"
+            )
 
 
 def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:

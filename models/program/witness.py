@@ -22,7 +22,7 @@ from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import log_permanent
-from models.program.reading import LinearGaussianModel
+from models.program.reading import LinearGaussianModel, check_one_scene
 from models.program.sites import (
     MATCH_FAMILIES,
     Program,
@@ -149,6 +149,7 @@ def check_program(program: Program, scene: Scene) -> None:
     samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
     for site in samples.values():
         if isinstance(site["fn"], MatchedParts):
+            check_one_scene(site["fn"])
             check_layout(np.shape(site["value"]), *site["fn"].event_shape)
     check_numbers(samples)
     for name, site in sites.items():
@@ -288,8 +289,8 @@ def _explained(
             also = ", or a site 'precision' with a Gamma prior" if part == "precision" else ""
             return ConjugacyError(
                 "points",
-                f"MatchedParts whose {part} changes with a latent site{numbers}",
-                f"a fixed {part}{also}",
+                f"MatchedParts whose {part} depends on a latent site{numbers}",
+                f"{part} that depends on none{also}",
             )
     return ConjugacyError("points", f"a density of its own{numbers}", "that of MatchedParts")
 

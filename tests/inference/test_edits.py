@@ -547,7 +547,7 @@ def test_the_closed_forms_say_what_they_need(tmp_path):
         with pytest.raises(InputError) as error:
             RUNS[method](program, SCENE)
         assert "'pose'" in str(error.value) and "MultivariateStudentT" in str(error.value)
-        assert "nuts, svi with an automatic guide" in str(error.value)
+        assert "nuts, svi with guide='AutoNormal'" in str(error.value)
     RUNS["nuts"](program, SCENE)
 
 

@@ -322,7 +322,7 @@ REFUSED = {
     "precision_from_pose": (
         partial(program, precision=lambda pose: 1 + pose[0, 0] ** 2),
         "points",
-        "precision changes with a latent site",
+        "precision depends on a latent site",
         "a site 'precision' with a Gamma prior",
     ),
     "lognormal_precision": (lognormal_precision, "precision", "a LogNormal", "no such site"),
@@ -483,6 +483,16 @@ def test_a_scene_with_too_few_rows_is_explained():
     for look in (read, check_program):
         with pytest.raises(InputError, match=r"which of the 11 rows are points, .* got \(5,\)"):
             look(constellation, SCENE)
+
+
+@pytest.mark.parametrize("read_or_check", [check_conjugate, check_program])
+@pytest.mark.parametrize("shape", [(3,), (11,)])
+def test_a_precision_of_each_part_is_refused_with_what_to_write_instead(shape, read_or_check):
+    """NumPyro would take it for a batch of scenes."""
+    program = partial(constellation, precision=np.full(shape, 1e3))
+    sentence = r"precision of MatchedParts must be one number, got shape .*parts._replace\(variance"
+    with pytest.raises(InputError, match=sentence):
+        read_or_check(program, make_scene(np.zeros((3, 2)), 11))
 
 
 def test_a_good_program_passes():
