@@ -21,7 +21,6 @@ from inference.learning.information import observed_information, standard_errors
 from inference.learning.maximisation import Objective
 from inference.learning.params import Params, at, params_of
 from models import MatchedParts, PermutationMatch, make_scene, presence_constellation
-from models.errors import InputError
 from models.numerics.permanent import log_permanent
 from models.program.batches import skeleton_of
 from models.program.reading import read
@@ -344,42 +343,3 @@ def test_an_m_step_that_comes_to_nothing_is_no_convergence(monkeypatch):
     assert learn(far_off, scenes, KEY, **settings).converged
     monkeypatch.setattr(Objective, "maximise", lambda self, scenes, expected, flat: flat)
     assert not learn(far_off, scenes, KEY, **settings, num_steps=3).converged
-
-
-def without_params(points=None, present=None):
-    simple(points, present)
-
-
-def with_one_that_does_nothing(points=None, present=None):
-    numpyro.param("idle", 1.0)
-    with_precision(points, present)
-
-
-def beginning_where_it_may_not(points=None, present=None):
-    mean = numpyro.param("mean", -1.0, constraint=constraints.positive)
-    simple(points, present, pose_prior=dist.Normal(mean, jnp.ones(4)).to_event(1))
-
-
-def with_data_that_depend(points=None, present=None):
-    scale = numpyro.param("scale", 1.0)
-    with_precision(points * scale, present)
-
-
-@pytest.mark.parametrize(
-    "program, options, sentence",
-    [
-        (without_params, {}, "nothing to learn: the program has no numpyro.param"),
-        (with_one_that_does_nothing, {}, "no scene informs the parameter 'idle'"),
-        (beginning_where_it_may_not, {}, "'mean' begins at -1.0"),
-        (with_data_that_depend, {}, "site 'points'.*depend on a numpyro.param"),
-        (with_templates, {}, "6 scenes are too few to learn 10 numbers"),
-        (with_precision, {"e_step": "em"}, "no E-step 'em'; choose from exact, ds, map"),
-        (with_precision, {"holdout": 1.0}, "holdout is a share"),
-        (with_precision, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
-    ],
-    ids=lambda x: x.__name__ if callable(x) else None,
-)
-def test_what_cannot_be_learnt_is_said(program, options, sentence):
-    options = {"e_step": "exact", "num_steps": 1} | options
-    with pytest.raises(InputError, match=sentence):
-        learn(program, scenes_for(program), KEY, **options)
