@@ -28,7 +28,12 @@ from inference.diagnostics.metrics import same_partition
 from inference.learning.learn import SEARCH_EVERY
 from inference.learning.params import at
 from inference.result import Result
-from models.constellation import constellation, presence_constellation, sized_constellation
+from models.constellation import (
+    PARTS,
+    constellation,
+    presence_constellation,
+    sized_constellation,
+)
 from models.program.sites import Program
 from models.scenes import Scene, join, make_scene
 from models.templates import normalise, shapes, stack
@@ -55,25 +60,37 @@ Row = tuple[str, str, str, str]
 
 
 def noise_and_poses(sigma: float) -> Iterator[Row]:
-    """Scene accuracy and log evidence of other scenes: as it is, learnt, and set by hand."""
+    """Scene accuracy and log evidence of other scenes: as it is, learnt, by hand, from labels."""
     others = sample_scenes(OTHERS, sigma, SEED_OF_OTHERS)
     params, row = _learnt(sigma)
     yield row
+    sets = {"learnt": params, "by hand": BY_HAND, "from labels": _from_labels(sigma)}
     for prior in (constellation, presence_constellation):
-        after = functools.partial(prior, **arguments(prior, params, PAPER))
-        by_hand = functools.partial(prior, **arguments(prior, BY_HAND, PAPER))
-        for name, run in (("ds", _ascend), ("exact", exact.run)):
-            results = [run(program, others) for program in (prior, after, by_hand)]
-            right = [_right(result, others) for result in results]
-            gains = [_difference(x, right[0]) for x in right[1:]]
-            for what, share, gain in zip(("", ", by hand"), right[1:], gains, strict=True):
-                title = f"sigma {sigma}, scene accuracy, {prior.__name__}, {name}{what}"
-                yield (title, _share(right[0]), _share(share), gain)
-            if name == "exact":
-                values = [_mean(x) for x in map(_evidence, results)]
-                title = f"sigma {sigma}, held-out log evidence, {prior.__name__}"
-                yield (title, *values[:2], "")
-                yield (f"{title}, by hand", values[0], values[2], "")
+        programs = {"as it is": prior} | {
+            name: functools.partial(prior, **arguments(prior, numbers, PAPER))
+            for name, numbers in sets.items()
+        }
+        for method, run in (("ds", _ascend), ("exact", exact.run)):
+            results = {name: run(program, others) for name, program in programs.items()}
+            right = {name: _right(result, others) for name, result in results.items()}
+            title = f"sigma {sigma}, {prior.__name__}, {method}"
+            before = right["as it is"]
+            for name in sets:
+                gain = _difference(right[name], before)
+                yield (
+                    f"{title}: scene accuracy, {name}",
+                    _share(before),
+                    _share(right[name]),
+                    gain,
+                )
+            for name in ("by hand", "from labels"):
+                apart = _difference(right[name], right["learnt"])
+                yield (f"{title}: {name} less learnt", "", apart, "")
+            if method == "exact":
+                values = {name: _mean(_evidence(result)) for name, result in results.items()}
+                for name in sets:
+                    row = f"{title}: log evidence of a scene, {name}"
+                    yield (row, values["as it is"], values[name], "")
 
 
 def sized(sigma: float = 0.25) -> Iterator[Row]:
@@ -218,6 +235,22 @@ def _learnt(sigma: float) -> tuple[Mapping[str, Any], Row]:
     return learned.params, (title, *evidence, f"{seconds:.0f} s of processor time")
 
 
+def _from_labels(sigma: float) -> Mapping[str, Any]:
+    """The same numbers with the true matches: moments of poses by least squares, and residuals."""
+    scenes = sample_scenes(DRAWS, sigma, SEED)
+    design, owner = np.asarray(PARTS.F), np.asarray(PARTS.owner)
+    poses, squares, freedom = [], 0.0, 0
+    for points, present in zip(scenes.points, scenes.present, strict=True):
+        for rows in (owner == k for k in range(PARTS.num_objects)):
+            if present[rows].all():  # an object is whole or absent, its rows in the order of parts
+                matrix, data = design[rows].reshape(-1, PARTS.pose_dim), points[rows].ravel()
+                pose, left, _, _ = np.linalg.lstsq(matrix, data, rcond=None)
+                poses.append(pose)
+                squares, freedom = squares + left.sum(), freedom + len(data) - PARTS.pose_dim
+    mean, covariance = np.mean(poses, axis=0), np.cov(np.transpose(poses))
+    return {"precision": freedom / squares, "pose_mean": mean, "pose_covariance": covariance}
+
+
 def _ascend(program: Program, scenes: Scene) -> Result:
     return cavi.run(program, scenes, jax.random.key(1))
 
@@ -244,7 +277,7 @@ def _share(right: np.ndarray) -> str:
 
 def _difference(these: np.ndarray, those: np.ndarray) -> str:
     """Of scenes that are right, paired."""
-    return f"{_mean(these.astype(float) - those, 3)} more"
+    return _mean(these.astype(float) - those, 3)
 
 
 def _farthest(found: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> float:
