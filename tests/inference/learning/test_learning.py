@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -332,14 +333,31 @@ def test_the_witness_is_called_once_for_all_rounds(monkeypatch):
     assert len(learned.objective) == 4 and len(calls) == 1
 
 
+def far_off(points=None, present=None):
+    simple(points, present, numpyro.param("precision", 2e3, constraint=constraints.positive))
+
+
 def test_an_m_step_that_comes_to_nothing_is_no_convergence(monkeypatch):
     """The objective stays as it is then, far from where its slope vanishes."""
-
-    def far_off(points=None, present=None):
-        simple(points, present, numpyro.param("precision", 2e3, constraint=constraints.positive))
 
     scenes = scenes_for(far_off)
     settings = {"e_step": "exact", "tolerance": 1e-3}
     assert learn(far_off, scenes, KEY, **settings).converged
     monkeypatch.setattr(Objective, "maximise", lambda self, scenes, expected, flat: flat)
     assert not learn(far_off, scenes, KEY, **settings, num_steps=3).converged
+
+
+def test_a_search_that_finds_less_does_not_keep_learning_from_its_end(monkeypatch):
+    """Rounds that go on from the last one may have better parses than a search."""
+    whole, searches = expect, []
+
+    def worse_if_searched(program, scenes, e_step, rng_key, last=None, **options):
+        found = whole(program, scenes, "exact", rng_key)
+        if last is None:
+            searches.append(found.value.mean())
+        return found._replace(value=found.value - (0.01 if last is None else 0.0))
+
+    monkeypatch.setattr(sys.modules[learn.__module__], "expect", worse_if_searched)
+    learned = learn(far_off, scenes_for(far_off), KEY, e_step="ds", tolerance=1e-3)
+    assert learned.converged
+    assert searches[-1] == pytest.approx(searches[-2], abs=1e-2)
