@@ -25,6 +25,7 @@ from capsules.experiments.learnable import arguments, leave_open
 from capsules.methods import PAPER
 from inference import cavi, exact, learn
 from inference.diagnostics.metrics import same_partition
+from inference.learning import Learned
 from inference.learning.learn import SEARCH_EVERY
 from inference.learning.params import at
 from inference.result import Result
@@ -41,6 +42,9 @@ from models.templates import normalise, shapes, stack
 DRAWS, SEED, ROUNDS = 460, 101, 100
 OTHERS, SEED_OF_OTHERS = 2000, 7007
 """Draws that are learnt from, and others that nothing is learnt from."""
+
+EARLY = 10
+"""Rounds at template noise of 0.25 after which poses have no direction yet: a plateau."""
 
 SIZED = 1000
 """Draws for the prior that takes long."""
@@ -62,9 +66,14 @@ Row = tuple[str, str, str, str]
 def noise_and_poses(sigma: float) -> Iterator[Row]:
     """Scene accuracy and log evidence of other scenes: as it is, learnt, by hand, from labels."""
     others = sample_scenes(OTHERS, sigma, SEED_OF_OTHERS)
-    params, row = _learnt(sigma)
+    learned, row = _learnt(sigma)
     yield row
-    sets = {"learnt": params, "by hand": BY_HAND, "from labels": _from_labels(sigma)}
+    sets: dict[str, Mapping[str, Any]] = {
+        "learnt": learned.params,
+        f"after {EARLY} rounds": {name: x[EARLY] for name, x in learned.history.items()},
+        "by hand": BY_HAND,
+        "from labels": _from_labels(sigma),
+    }
     for prior in (constellation, presence_constellation):
         programs = {"as it is": prior} | {
             name: functools.partial(prior, **arguments(prior, numbers, PAPER))
@@ -83,23 +92,28 @@ def noise_and_poses(sigma: float) -> Iterator[Row]:
                     _share(right[name]),
                     gain,
                 )
-            for name in ("by hand", "from labels"):
+            for name in list(sets)[1:]:
                 apart = _difference(right[name], right["learnt"])
                 yield (f"{title}: {name} less learnt", "", apart, "")
             if method == "exact":
                 values = {name: _mean(_evidence(result)) for name, result in results.items()}
                 for name in sets:
-                    row = f"{title}: log evidence of a scene, {name}"
-                    yield (row, values["as it is"], values[name], "")
+                    what = f"{title}: log evidence of a scene, {name}"
+                    yield (what, values["as it is"], values[name], "")
+            if method == "exact" and prior is presence_constellation:
+                upright = {name: _upright(result, others) for name, result in results.items()}
+                for name in sets:
+                    what = f"{title}: lone triangles on their own vertices, {name}"
+                    yield (what, _share(upright["as it is"]), _share(upright[name]), "")
 
 
 def sized(sigma: float = 0.25) -> Iterator[Row]:
     """The prior whose noise grows with an object, against the learnt plain one: the same scenes."""
     others = sample_scenes(SIZED, sigma, SEED_OF_OTHERS)
-    params, row = _learnt(sigma)
+    learned, row = _learnt(sigma)
     yield row
     plain = functools.partial(
-        presence_constellation, **arguments(presence_constellation, params, PAPER)
+        presence_constellation, **arguments(presence_constellation, learned.params, PAPER)
     )
     learnt = _right(exact.run(plain, others), others)
     found = []
@@ -223,7 +237,7 @@ def _with_templates(points=None, present=None, *, begun):  # type: ignore[no-unt
     return presence_constellation(points, present, precision=precision, parts=stack(own))
 
 
-def _learnt(sigma: float) -> tuple[Mapping[str, Any], Row]:
+def _learnt(sigma: float) -> tuple[Learned, Row]:
     """Noise and poses, from scenes under the presence prior, and how that went."""
     training = sample_scenes(DRAWS, sigma, SEED)
     program = leave_open(presence_constellation, ("precision", "pose"), PAPER)
@@ -232,7 +246,7 @@ def _learnt(sigma: float) -> tuple[Mapping[str, Any], Row]:
     seconds = time.process_time() - began
     evidence = (f"{learned.objective[i]:.3f}" for i in (0, -1))
     title = f"sigma {sigma}, log evidence of a scene that is learnt from; {learned.status}"
-    return learned.params, (title, *evidence, f"{seconds:.0f} s of processor time")
+    return learned, (title, *evidence, f"{seconds:.0f} s of processor time")
 
 
 def _from_labels(sigma: float) -> Mapping[str, Any]:
@@ -264,6 +278,14 @@ def _right(result: Result, scenes: Scene) -> np.ndarray:
     assert scenes.object is not None
     pairs = zip(result.labels, scenes.object, strict=True)
     return np.array([same_partition(found, truth) for found, truth in pairs])
+
+
+def _upright(result: Result, scenes: Scene) -> np.ndarray:
+    """Of scenes of one triangle alone: whether its points are most probably their own vertices."""
+    rows = np.asarray(PARTS.owner) == 1
+    alone = (scenes.present == rows).all(axis=1)
+    match_probs = result.match_probs[alone][:, rows]
+    return (match_probs.argmax(axis=2) == np.flatnonzero(rows)).all(axis=1)
 
 
 def _mean(values: np.ndarray, digits: int = 2) -> str:
