@@ -39,7 +39,7 @@ from models.program.sites import Program
 from models.scenes import Scene, join, make_scene
 from models.templates import normalise, shapes, stack
 
-DRAWS, SEED, ROUNDS = 460, 101, 100
+DRAWS, SEED, ROUNDS = 460, 101, 60
 OTHERS, SEED_OF_OTHERS = 2000, 7007
 """Draws that are learnt from, and others that nothing is learnt from."""
 
