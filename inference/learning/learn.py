@@ -138,8 +138,8 @@ def learn(
     converged = False
     for step in range(len(objective), num_steps + 1):
         is_last = step == num_steps
-        searched = e_step != "ds" or step % SEARCH_EVERY == 0 or is_last
-        searched = searched or _settled(objective, tolerance)
+        was_settled = _settled(objective, tolerance)
+        searched = e_step != "ds" or step % SEARCH_EVERY == 0 or is_last or was_settled
         for b, some in enumerate(every):
             last = None if searched else expected[b]
             found = expect(movable.at(flat), some, e_step, rng_key, last)
@@ -155,7 +155,9 @@ def learn(
             held_out.append(float(expected[-1].value.mean()))
         report(step, num_steps)
         assert maximiser is not None
-        if searched and _settled(objective, tolerance):
+        # A search that finds less than the rounds before it, which had settled, finds nothing new.
+        no_better = was_settled and objective[-1] < objective[-2]
+        if searched and (no_better or _settled(objective, tolerance)):
             # An M-step that came to nothing leaves the objective as it was, too.
             converged = _is_at_top(params, flat, maximiser.scores(training, whole, flat))
         if converged or is_last:

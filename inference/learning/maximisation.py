@@ -72,10 +72,11 @@ class Objective:
         runs = _padded(scenes, expected)
 
         def negative(flat: Float[np.ndarray, " n"]) -> tuple[float, Float[np.ndarray, " n"]]:
-            value, slope = self._total(jnp.asarray(flat), *runs)
+            values, slopes = self._by_run(jnp.asarray(flat), *runs)
+            value, slope = np.asarray(values).sum(), np.asarray(slopes).sum(axis=0)
             if not np.isfinite(value):
                 return np.inf, np.zeros_like(flat)
-            return -float(value), -np.asarray(slope)
+            return -float(value), -slope
 
         bounds = [(None, high if np.isfinite(high) else None) for high in self.params.highest()]
         start, _ = negative(flat)
@@ -94,27 +95,15 @@ class Objective:
     ) -> Float[np.ndarray, "scenes n"]:
         """The slope of each scene's evidence, or bound."""
         runs = _padded(scenes, expected)
-        slopes = np.asarray(self._slopes(jnp.asarray(flat), *runs))[: len(expected.scene)]
+        _, slopes = self._by_run(jnp.asarray(flat), *runs)
         found = np.zeros((len(scenes.points), len(flat)))
-        np.add.at(found, expected.scene, slopes)
+        np.add.at(found, expected.scene, np.asarray(slopes)[: len(expected.scene)])
         return found
 
     @functools.cached_property
-    def _total(self) -> Callable[..., tuple[Array, Array]]:
-        def total(flat: Array, *runs: Any) -> Float[Array, ""]:
-            return self._by_run(flat, *runs).sum()
-
-        return jax.jit(jax.value_and_grad(total))
-
-    @functools.cached_property
-    def _slopes(self) -> Callable[..., Float[Array, "runs n"]]:
-        def of_run(flat: Array, *run: Any) -> Float[Array, " n"]:
-            return jax.grad(self._of_run)(flat, *run)
-
-        return jax.jit(lambda flat, *runs: jax.vmap(of_run, (None, 0, 0, 0, 0))(flat, *runs))
-
-    def _by_run(self, flat: Array, *runs: Any) -> Float[Array, " runs"]:
-        return jax.vmap(self._of_run, (None, 0, 0, 0, 0))(flat, *runs)
+    def _by_run(self) -> Callable[..., tuple[Float[Array, " runs"], Float[Array, "runs n"]]]:
+        """Value and slope of each run: one function to compile for M-steps and for scores."""
+        return jax.jit(jax.vmap(jax.value_and_grad(self._of_run), (None, 0, 0, 0, 0)))
 
     def _of_run(
         self,

@@ -145,7 +145,12 @@ def test_what_cannot_be_done_is_said(files, tmp_path):
     )
     assert_sentence(run("learn", scenes, *LEARN, "--out", scenes), "named twice")
     assert_sentence(run("learn", scenes, *SHAPES, *to, "--e-step", "em"), "no E-step 'em'")
-    assert not out.exists()
+    assert_sentence(run("learn", scenes, *LEARN, *to, "--limit", 10), "too few to learn 15 numbers")
+    many = tmp_path / "many.npz"
+    save_scenes(many, sample_scenes(30, seed=5, objects=["square"] * 6, presence=1.0))
+    six = ("--shapes", ",".join(["square"] * 6), "--e-step", "exact", *to)
+    assert_sentence(run("learn", many, *six), "24 points")
+    assert [path.name for path in tmp_path.iterdir()] == ["many.npz"]  # no checkpoint either
     damaged = tmp_path / "damaged.npz"
     content = bytearray((folder / "learned.npz").read_bytes())
     content[len(content) // 3] ^= 1

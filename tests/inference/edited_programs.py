@@ -932,6 +932,24 @@ def param_precision(points=None, present=None, *, match_prior):
 
 
 row("a param that nothing learns", conjugate())(param_precision)
+
+
+@row(
+    "params at other first values",
+    conjugate(),
+    fixed(
+        precision=700.0,
+        pose_mean=np.tile(MEAN, (K, 1)),
+        pose_covariance=np.tile(COVARIANCE, (K, 1, 1)),
+    ),
+)
+def params_elsewhere(points=None, present=None, *, match_prior):
+    precision = numpyro.param("precision", 700.0, constraint=constraints.positive)
+    covariance = numpyro.param("cov", COVARIANCE, constraint=constraints.positive_definite)
+    prior = dist.MultivariateNormal(numpyro.param("mean", MEAN), covariance)
+    return observed(matches(match_prior), poses(prior), points, present, precision=precision)
+
+
 row(
     "lift a param to a Gamma",
     conjugate(),
