@@ -177,9 +177,8 @@ def run(
 ) -> Result:
     """Draw from the posterior of one scene.
 
-    With tempering the result has `log_evidence`, by bridging between neighbours, with its
-    standard error, unless more than one step in a hundred diverges; `details` has the betas and how
-    often neighbours exchanged their states.
+    With tempering the result has `log_evidence` with its standard error (see `run_chains`), unless
+    more than one step in a hundred diverges.
 
     Args:
         program: any NumPyro program of sites `match` and `points`, with poses that are a site

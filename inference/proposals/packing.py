@@ -21,8 +21,8 @@ from models.numerics.arrays import AnyArray
 ROUNDING = 1e-6
 """Nats below which two values are the same."""
 
-MAX_NODES = 1000
-"""Branches that are looked at before the best parse so far is taken."""
+MAX_NODES, SECONDS = 1000, 2.0
+"""Branches and time after which the best parse so far is taken."""
 
 
 class Packing(NamedTuple):
@@ -164,7 +164,8 @@ def best_packing(
         integrality=np.append(np.ones(len(number)), 0),
         bounds=Bounds(0, np.append(np.ones(len(number)), np.inf)),
         constraints=LinearConstraint(vstack([rows, costs]).tocsr(), -np.inf, upper),
-        options={"node_limit": MAX_NODES, "mip_rel_gap": 0.0},  # values are large, and nats count
+        # Values are large, and nats count.
+        options={"node_limit": MAX_NODES, "time_limit": SECONDS, "mip_rel_gap": 0.0},
     )
     choice = np.full(num_objects, some)
     if found.x is None:  # no parse within so many branches
