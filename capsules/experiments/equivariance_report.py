@@ -17,8 +17,7 @@ from rich.table import Table
 from capsules.experiments.digits import Network, poses_of_objects, poses_of_parts
 from capsules.experiments.equivariance import (
     ANGLES,
-    NEAR_ANGLE,
-    NEAR_PLACE,
+    NEAR,
     Residuals,
     residuals,
     summary,
@@ -33,6 +32,8 @@ COLUMNS = {
     "angle": "angle, degrees",
     "symmetric_angle": "up to symmetry",
     "best_angle": "relabelled",
+    "ink": "ink, pixels",
+    "best_ink": "relabelled",
     "presence": "change of presence",
     "right": "right, %",
     "swapped": "swapped, %",
@@ -103,8 +104,8 @@ def write_equivariance(found: Mapping[Network, Arrays], seed: int, folder: Path)
 NOTE = (
     "Mean over held-out scenes, seven angles and parts, weighted by presence; ± is the standard "
     "deviation over seeds. Relabelled: with the best relabelling of parts that look the same, and "
-    "up to turns at which they do. Right: within "
-    f"{NEAR_PLACE:g} pixels and {NEAR_ANGLE:g} degrees. Swapped: right when relabelled or up to "
+    "up to turns at which they do. Ink: root mean square distance of the part's ink from where it "
+    f"should be. Right: within {NEAR:g} pixels of ink. Swapped: right when relabelled or up to "
     "symmetry only. Lost: neither."
 )
 
@@ -173,11 +174,12 @@ def plot_residuals(rows: Mapping[str, Sequence[Residuals]]) -> Figure:
     panels = (
         ("place", "best_place", "residual of place, pixels"),
         ("angle", "best_angle", "residual of angle, degrees"),
+        ("ink", "best_ink", "residual of ink, pixels"),
     )
     degrees = np.degrees(ANGLES[1:])
     with style():
         figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-        for axes, (raw, best, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        for axes, (raw, best, label) in zip(figure.subplots(1, 3), panels, strict=True):
             for (name, seeds), colour in zip(rows.items(), COLOURS, strict=False):
                 for number, one in enumerate(seeds):
                     for field, line in ((raw, "-"), (best, ":")):
