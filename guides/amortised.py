@@ -39,8 +39,8 @@ KIND = "amortised"
 TOLERANCE = 1e-9
 """Of the sums of columns."""
 
-BLOCK = 2048
-"""Scenes that go through the network at a time."""
+BLOCK = 256
+"""Scenes that go through the network at a time: their activations fit into the cache."""
 
 
 class Size(NamedTuple):
