@@ -184,10 +184,10 @@ def train(
 def infer_parts(
     network: Pcae, digits: Float[np.ndarray, "n 28 28"]
 ) -> dict[str, Float[np.ndarray, "..."]]:
-    """Poses of all parts of some digits at all `ANGLES`, the templates, and mean pictures.
+    """Poses of all parts of some digits at all `ANGLES`, the templates, and pictures.
 
-    `decomposition` is what each part adds to the picture, mean over digits; `first` is the same for
-    the first digit; `error` is the mean squared error of each digit's picture, over pixels.
+    `first` is what each part adds to the picture of the first digit; `error` is the mean squared
+    error of each digit's picture, over pixels.
     """
 
     @eqx.filter_jit
@@ -212,7 +212,6 @@ def infer_parts(
                 "place": found.place,
                 "presence": jax.nn.sigmoid(found.presence_logit),
                 "error": error,
-                "decomposition": share.mean(axis=0),
                 "first": share[0],
                 "image": images[0],
             }

@@ -1,4 +1,4 @@
-"""The study of equivariance on paper: a table, templates, decompositions by angle, residuals."""
+"""The study of equivariance on paper: a table, templates, digits drawn by parts, residuals."""
 
 import csv
 import io
@@ -128,7 +128,8 @@ def comma_separated(rows: Mapping[str, Sequence[Residuals]]) -> str:
 
 
 def plot_parts(found: Mapping[Network, Arrays]) -> Figure:
-    """Of the first seed of each part set: templates, and the mean decomposition at each angle."""
+    """A digit at each angle, and of the first seed of each part set its templates and the digit in
+    the colours of the parts that draw it."""
     first: dict[int, Network] = {}
     for network in sorted(found):
         first.setdefault(network.part_set, network)
@@ -143,9 +144,10 @@ def plot_parts(found: Mapping[Network, Arrays]) -> Figure:
             arrays = found[network]
             axes = figure.add_subplot(grid[row, :2])
             _picture(axes, _side_by_side(arrays["templates"]))
-            axes.set_title(f"{network.num_parts} templates", fontsize=8)
-            for column, decomposition in enumerate(arrays["decomposition"]):
-                _picture(figure.add_subplot(grid[row, column + 2]), _coloured(decomposition))
+            error = np.sqrt(arrays["error"].mean())
+            axes.set_title(f"{network.num_parts} templates, RMSE {error:.2f}", fontsize=8)
+            for column, shares in enumerate(arrays["first"]):
+                _picture(figure.add_subplot(grid[row, column + 2]), _coloured(shares))
     return figure
 
 

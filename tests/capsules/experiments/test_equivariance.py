@@ -198,7 +198,7 @@ def test_a_tiny_study(tmp_path, monkeypatch):
     assert steps == [(0, 1, 4), (0, 2, 4), (1, 3, 4), (1, 4, 4)]
     for network, arrays in found.items():
         assert arrays["place"].shape == (2, 8, 2, 2)
-        assert arrays["decomposition"].shape == (8, 2, 40, 40)
+        assert arrays["first"].shape == (8, 2, 40, 40)
         for name, x in arrays.items():
             np.testing.assert_array_equal(x, again[network][name])
     lines = table_rows(measured(found, 3))
