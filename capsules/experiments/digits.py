@@ -47,7 +47,7 @@ HELD_OUT = 100
 """Digits that are not trained on, of which parts are inferred."""
 
 SHIFT = 6.0
-CHANNELS, BATCH, RATE = 32, 32, 3e-3
+CHANNELS, BATCH, RATE = 32, 16, 3e-3
 HALF_WIDTH = SIZE / 2
 """Pixels of the unit of constellations, whose points are within about 1 of the centre."""
 
