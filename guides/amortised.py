@@ -27,7 +27,7 @@ from guides.symmetries import Symmetries, find, likelihood_of_program
 from guides.training import Plan, Report
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
-from models.numerics.sinkhorn import refine
+from models.numerics.sinkhorn import refine, swept
 from models.program.sites import Program, trace_sites
 from models.scenes import Layout, Scene
 
@@ -38,9 +38,6 @@ KIND = "amortised"
 
 TOLERANCE = 1e-9
 """Of the sums of columns."""
-
-SWEEPS, LEAST = 10, -100.0
-"""Sweeps before Newton's method, and the least logit beside a row's largest: nothing overflows."""
 
 BLOCK = 256
 """Scenes that go through the network at a time: their activations fit into the cache."""
@@ -111,20 +108,8 @@ def _logits(guide: AmortisedGuide, points: Array, present: Array) -> Array:
 @eqx.filter_jit
 def _probs(guide: AmortisedGuide, points: Array, present: Array) -> Array:
     logits = jax.vmap(guide)(points, present).astype(float)
-    scaled = refine(jnp.moveaxis(logits, 0, -1), _swept(logits), TOLERANCE)
-    return jnp.moveaxis(scaled.matrix, -1, 0)
-
-
-def _swept(logits: Float[Array, "scenes N N"]) -> Float[Array, "N scenes"]:
-    """Column potentials after some sweeps, ten of which cost a batch less than a Newton step."""
-    weights = jnp.exp(jnp.maximum(logits - logits.max(axis=2, keepdims=True), LEAST))
-
-    def sweep(_: int, columns: Float[Array, "scenes N"]) -> Float[Array, "scenes N"]:
-        rows = 1.0 / jnp.einsum("sij,sj->si", weights, columns)
-        return 1.0 / jnp.einsum("sij,si->sj", weights, rows)
-
-    columns = jax.lax.fori_loop(0, SWEEPS, sweep, jnp.ones(logits.shape[:2]))
-    return jnp.log(columns).T
+    logits = jnp.moveaxis(logits, 0, -1)
+    return jnp.moveaxis(refine(logits, swept(logits), TOLERANCE).matrix, -1, 0)
 
 
 class Settings(NamedTuple):
