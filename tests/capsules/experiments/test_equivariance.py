@@ -16,7 +16,7 @@ from capsules.experiments.equivariance import (
     summary,
     turn,
 )
-from capsules.experiments.equivariance_report import OURS, measured, table_rows, write_equivariance
+from capsules.experiments.equivariance_report import OURS, measured, table_lines, write_equivariance
 from capsules.store import Store
 from models.errors import InputError
 
@@ -201,9 +201,12 @@ def test_a_tiny_study(tmp_path, monkeypatch):
         assert arrays["first"].shape == (8, 2, 40, 40)
         for name, x in arrays.items():
             np.testing.assert_array_equal(x, again[network][name])
-    lines = table_rows(measured(found, 3))
-    assert [line[:2] for line in lines] == [["PCAE, set 1, 2 parts", "2"], [OURS, "1"]]
-    assert lines[-1][-1] == "0"
+    sets = measured(found, 3)
+    assert list(sets) == ["set 1: 2 parts", OURS]
+    lines = table_lines(sets)
+    assert lines[0] == ["seeds", "2", "1"]
+    assert lines[1][0] == "picture, RMSE" and " ± " in lines[1][1] and not lines[1][2]
+    assert lines[-1][0] == "lost, %" and lines[-1][-1] == "0"
     names = {path.name for path in write_equivariance(found, 3, tmp_path)}
     assert names == {
         "equivariance.md",
