@@ -153,19 +153,20 @@ def comma_separated(sets: Measurements) -> str:
 
 
 def plot_parts(found: Mapping[Network, Arrays]) -> Figure:
-    """A digit at each angle, and of the first seed of each part set its templates and the digit in
-    the colours of the parts that draw it."""
-    first: dict[int, Network] = {}
-    for network in sorted(found):
-        first.setdefault(network.part_set, network)
+    """A digit at each angle; below it, for each part set, the templates of the seed that draws
+    digits best, and the digit in the colours of the parts that draw it."""
+    best: dict[int, Network] = {}
+    for network in sorted(found, key=lambda network: found[network]["error"].mean()):
+        best.setdefault(network.part_set, network)
+    shown = [best[part_set] for part_set in sorted(best)]
     with style():
-        figure = Figure(figsize=(9.6, 1.0 + 1.1 * len(first)), layout="constrained")
-        grid = figure.add_gridspec(1 + len(first), len(ANGLES) + 2)
+        figure = Figure(figsize=(9.6, 1.0 + 1.1 * len(shown)), layout="constrained")
+        grid = figure.add_gridspec(1 + len(shown), len(ANGLES) + 2)
         for column, angle in enumerate(np.degrees(ANGLES)):
             axes = figure.add_subplot(grid[0, column + 2])
             _picture(axes, 1.0 - next(iter(found.values()))["image"][column])
             axes.set_title(f"{angle:.0f}°")
-        for row, network in enumerate(first.values(), start=1):
+        for row, network in enumerate(shown, start=1):
             arrays = found[network]
             axes = figure.add_subplot(grid[row, :2])
             _picture(axes, _side_by_side(arrays["templates"]))
@@ -213,7 +214,10 @@ def plot_residuals(sets: Measurements) -> Figure:
                         values = getattr(one.residuals, field)
                         values = np.average(values, (0, 2), one.residuals.weight)
                         shown = name if number == 0 and line == "-" else None
-                        axes.plot(degrees, values, line, color=colour, marker=".", label=shown)
+                        marker = "." if line == "-" else ""
+                        axes.plot(
+                            degrees, values, line, color=colour, lw=0.9, marker=marker, label=shown
+                        )
             axes.set(xlabel="angle of the scene, degrees", ylabel=label, ylim=(-0.5, None))
             axes.set_xticks(degrees)
         handles, labels = axes.get_legend_handles_labels()
