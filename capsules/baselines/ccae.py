@@ -62,9 +62,8 @@ VARIANTS = {
     "published": Variant(128, 4, 32, narrowest=0.01, is_published=True),
     "small": Variant(64, 3, 64, narrowest=0.05, is_published=False),
 }
-"""Votes that may become as narrow as those published make the objective prefer wrong parses: two
-capsules with a pose each put four points more exactly than one, and nothing charges for the second.
-The published rate is too low for that to show within minutes."""
+"""With votes as narrow as those published the small variant prefers wrong parses the longer it is
+trained: `benchmarks/ccae.py`."""
 
 
 class Votes(NamedTuple):
