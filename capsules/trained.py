@@ -49,15 +49,21 @@ def train(
         amortised.save_guide(path, guide, settings, about)
         return
     kind, (train_key, init_key) = VARIANTS[variant], jax.random.split(key)
-    start = Ccae(kind.width, kind.num_layers, init_key)
     optimizer, plan = kind.optimizer(num_steps), kind.plan(num_steps)
     trained, _ = training.train(
-        start, ccae.loss, simulator, optimizer, plan, train_key, path=mark, report=report
+        kind.network(init_key),
+        ccae.loss,
+        simulator,
+        optimizer,
+        plan,
+        train_key,
+        path=mark,
+        report=report,
     )
     draws = simulator(init_key, SCENES_TO_NAME)
     objects = ccae.objects_of_capsules(trained, draws, np.asarray(PARTS.owner))
-    header = {"kind": "ccae", "variant": variant, "objects": objects.tolist(), "steps": num_steps}
-    training.save(path, header | about, trained)
+    header = {"kind": "ccae", "variant": variant, **kind._asdict(), "objects": objects.tolist()}
+    training.save(path, header | {"steps": num_steps} | about, trained)
 
 
 @method
@@ -133,5 +139,9 @@ def _guide(path: Path, written: float) -> AmortisedGuide:
 def _ccae(path: Path, written: float) -> tuple[Ccae, Float[np.ndarray, " K"]]:
     header = training.read_header(path, "ccae")
     variant = VARIANTS[header["variant"]]
-    like = Ccae(variant.width, variant.num_layers, jax.random.key(0))
-    return training.load(path, like), np.array(header["objects"])
+    if {name: header.get(name) for name in variant._fields} != variant._asdict():
+        raise InputError(
+            f"{path} has the weights of another CCAE than the variant {header['variant']} is now; "
+            "train it again with `capsules train ccae`"
+        )
+    return training.load(path, variant.network(jax.random.key(0))), np.array(header["objects"])

@@ -27,7 +27,7 @@ from guides.symmetries import Symmetries, find, likelihood_of_program
 from guides.training import Plan, Report
 from models.errors import InputError
 from models.numerics.arrays import AnyArray
-from models.numerics.sinkhorn import scale
+from models.numerics.sinkhorn import refine, swept
 from models.program.sites import Program, trace_sites
 from models.scenes import Layout, Scene
 
@@ -39,8 +39,8 @@ KIND = "amortised"
 TOLERANCE = 1e-9
 """Of the sums of columns."""
 
-BLOCK = 2048
-"""Scenes that go through the network at a time."""
+BLOCK = 256
+"""Scenes that go through the network at a time: their activations fit into the cache."""
 
 
 class Size(NamedTuple):
@@ -91,15 +91,13 @@ class AmortisedGuide(eqx.Module):
                 "rows; amortise the program that the scenes are for"
             )
         points = np.where(scenes.present[..., None], scenes.points, 0.0).astype(np.float32)
-        size = min(BLOCK, count)
-        blocks = [
-            np.asarray(compute(self, points[some], np.asarray(scenes.present)[some]))
-            for some in (
-                np.resize(np.arange(start, min(start + size, count)), size)
-                for start in range(0, count, size)
-            )
-        ]
-        return np.concatenate(blocks)[:count].astype(float)
+        size, present = min(BLOCK, count), np.asarray(scenes.present)
+        found = np.empty((count, rows, rows))
+        for start in range(0, count, size):
+            some = np.resize(np.arange(start, min(start + size, count)), size)
+            block = np.asarray(compute(self, points[some], present[some]))
+            found[start : start + size] = block[: count - start]
+        return found
 
 
 @eqx.filter_jit
@@ -110,7 +108,8 @@ def _logits(guide: AmortisedGuide, points: Array, present: Array) -> Array:
 @eqx.filter_jit
 def _probs(guide: AmortisedGuide, points: Array, present: Array) -> Array:
     logits = jax.vmap(guide)(points, present).astype(float)
-    return jnp.moveaxis(scale(jnp.moveaxis(logits, 0, -1), TOLERANCE).matrix, -1, 0)
+    logits = jnp.moveaxis(logits, 0, -1)
+    return jnp.moveaxis(refine(logits, swept(logits), TOLERANCE).matrix, -1, 0)
 
 
 class Settings(NamedTuple):

@@ -22,8 +22,9 @@ SIZE, TEMPLATE = 40, 11
 """Pixels of an edge of the image, and of a template."""
 
 KERNEL, STRIDES = 3, (2, 2, 1, 1)
-FIRST_INK = -2.0
-"""Logit of the ink of templates at first, around which it is drawn."""
+FIRST_INK, TEMPLATE_GAIN = -2.0, 10.0
+"""Logit of the ink of templates at first, and its change with the weights: Adam moves a weight by
+at most its rate, and templates have further to go than the rest of the network."""
 
 PRESENCE_NOISE = 2.0
 
@@ -50,7 +51,7 @@ class Pcae(eqx.Module):
     bias: Float[Array, "channels side side"]
     """For each place: pooling would forget where a feature was."""
     head: eqx.nn.Linear
-    template_logit: Float[Array, "K edge edge"]
+    template: Float[Array, "K edge edge"]
     sharpness: Float[Array, ""]
     background: Float[Array, " 2"]
     """Grey value and mixing logit."""
@@ -66,14 +67,14 @@ class Pcae(eqx.Module):
         self.bias = jnp.zeros((channels, side, side), jnp.float32)
         self.head = eqx.nn.Linear(channels, 8 * num_parts, key=head_key, **single)
         shape = (num_parts, TEMPLATE, TEMPLATE)
-        self.template_logit = FIRST_INK + jax.random.normal(template_key, shape, jnp.float32)
+        self.template = jax.random.normal(template_key, shape, jnp.float32) / TEMPLATE_GAIN
         self.sharpness = jnp.asarray(2.0, jnp.float32)
         self.background = jnp.zeros(2, jnp.float32)
 
     @property
     def templates(self) -> Float[Array, "K edge edge"]:
         """The ink of each template, 0 to 1."""
-        return jax.nn.sigmoid(self.template_logit)
+        return jax.nn.sigmoid(FIRST_INK + TEMPLATE_GAIN * self.template)
 
     def __call__(self, image: Float[AnyArray, "size size"]) -> Found:
         """The parts of one image."""

@@ -78,8 +78,8 @@ def film(
 ) -> None:
     """Film coordinate ascent on a scene of faces, from a random match to the solution.
 
-    Each frame is a step: the parts in the colours of their faces, the faces as
-    they are imagined then, and the ELBO and the annealing parameter beta so far.
+    Each frame is a step: the scene, its parts in the colours of their faces, the
+    faces inferred so far, and the ELBO and the annealing parameter beta.
 
     [bold]Examples[/bold]
 
@@ -99,16 +99,17 @@ def film(
 
     key = key_of(seed)  # before the work
     study = open_study(images)
-    scene = study.scenes(1, num_faces, seed).scene.take(0)
+    scenes = study.scenes(1, num_faces, seed)
     options: dict[str, Any] = {
         "init_strategy": "uniform",
         "fewest_points": 1,
         "history": True,
     }
     with whole_file(out) as file:
-        result = cavi.run(study.program(num_faces), scene, key, num_restarts=RESTARTS, **options)
-        figure = Figure(figsize=(10.4, 3.6), dpi=DPI, layout="constrained")
-        frames = draw_face_frames(figure, study, result)
+        scene, program = scenes.scene.take(0), study.program(num_faces)
+        result = cavi.run(program, scene, key, num_restarts=RESTARTS, **options)
+        figure = Figure(figsize=(13.0, 3.4), dpi=DPI, layout="constrained")
+        frames = draw_face_frames(figure, study, scenes, result)
         count = write_frames(figure, frames, file, out.suffix.lower(), speed)
     print(result.status)
     print(f"The film, of {count} frames, is in {out}.")

@@ -152,7 +152,7 @@ def train(
     sigma: Annotated[float, typer.Option(help="Template noise of the scenes to train on.")] = 0.0,
     steps: Annotated[
         int | None,
-        typer.Option(help="Steps of the optimiser.", show_default="ccae 4000, amortised 30000"),
+        typer.Option(help="Steps of the optimiser.", show_default="ccae 6000, amortised 30000"),
     ] = None,
     variant: Annotated[
         Variant, typer.Option(help="The size of ccae: as published, or small.")
@@ -174,7 +174,7 @@ def train(
 
     [bold]Examples[/bold]
 
-      [cyan]capsules train ccae --sigma 0 --steps 4000[/cyan]
+      [cyan]capsules train ccae --sigma 0 --steps 6000[/cyan]
       [cyan]capsules train amortised --sigma 0.25 --out weights/amortised-0.25.eqx[/cyan]
       [cyan]capsules evaluate scenes.npz --method ccae --weights weights/ccae-0.00.eqx[/cyan]
       [cyan]capsules reproduce table1 --weights weights[/cyan]
@@ -190,7 +190,7 @@ def train(
     key_of(seed)  # before the work
     trained = networks(network)
     path = out or Path("weights") / f"{network}-{sigma:.2f}.eqx"
-    num_steps = steps if steps is not None else {"ccae": 4000, "amortised": 30_000}[network]
+    num_steps = steps if steps is not None else {"ccae": 6000, "amortised": 30_000}[network]
     with progress_bar() as bar:
         task = bar.add_task(f"training {network}", total=num_steps)
 

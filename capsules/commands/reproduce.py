@@ -11,7 +11,7 @@ from capsules.commands.scale import Fresh, open_store, say_what_is_there
 from capsules.commands.shared import progress_of_blocks
 
 ALL_METHODS = "gmm,ds,ransac,exact,em_routing"
-STEPS, MAX_DRAWS = 2000, 1_000_000
+STEPS, MAX_DRAWS = 4000, 1_000_000
 
 
 class Study(StrEnum):

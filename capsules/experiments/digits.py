@@ -24,6 +24,7 @@ from capsules.experiments.equivariance import (
     Poses,
     alike_templates,
     ink_centres,
+    ink_spread,
     turn,
 )
 from capsules.experiments.generator import sample_scenes
@@ -46,7 +47,7 @@ HELD_OUT = 100
 """Digits that are not trained on, of which parts are inferred."""
 
 SHIFT = 6.0
-CHANNELS, BATCH, RATE = 32, 32, 2e-3
+CHANNELS, BATCH, RATE = 32, 16, 3e-3
 HALF_WIDTH = SIZE / 2
 """Pixels of the unit of constellations, whose points are within about 1 of the centre."""
 
@@ -183,10 +184,10 @@ def train(
 def infer_parts(
     network: Pcae, digits: Float[np.ndarray, "n 28 28"]
 ) -> dict[str, Float[np.ndarray, "..."]]:
-    """Poses of all parts of some digits at all `ANGLES`, the templates, and mean pictures.
+    """Poses of all parts of some digits at all `ANGLES`, the templates, and pictures.
 
-    `decomposition` is what each part adds to the picture, mean over digits; `first` is the same for
-    the first digit; `error` is the mean squared error of each digit's picture, over pixels.
+    `first` is what each part adds to the picture of the first digit; `error` is the mean squared
+    error of each digit's picture, over pixels.
     """
 
     @eqx.filter_jit
@@ -211,7 +212,6 @@ def infer_parts(
                 "place": found.place,
                 "presence": jax.nn.sigmoid(found.presence_logit),
                 "error": error,
-                "decomposition": share.mean(axis=0),
                 "first": share[0],
                 "image": images[0],
             }
@@ -222,15 +222,19 @@ def infer_parts(
     return arrays | {"templates": np.asarray(network.templates)}
 
 
-def poses_of_parts(arrays: Mapping[str, np.ndarray]) -> tuple[Poses, Bool[np.ndarray, "K K turns"]]:
+Measured = tuple[Poses, Bool[np.ndarray, "K K turns"], Float[np.ndarray, "K 2 2"]]
+"""What `capsules.experiments.equivariance.residuals` takes."""
+
+
+def poses_of_parts(arrays: Mapping[str, np.ndarray]) -> Measured:
     """Of what `infer_parts` returns: places are those of the parts' ink."""
     centres = ink_centres(arrays["templates"])
     place = arrays["place"] + np.einsum("sakde,ke->sakd", arrays["matrix"], centres)
     poses = Poses(arrays["matrix"], place, arrays["presence"])
-    return poses, alike_templates(arrays["templates"])
+    return poses, alike_templates(arrays["templates"]), ink_spread(arrays["templates"])
 
 
-def poses_of_objects(num_scenes: int, seed: int) -> tuple[Poses, Bool[np.ndarray, "K K turns"]]:
+def poses_of_objects(num_scenes: int, seed: int) -> Measured:
     """The same of objects that `map` finds in constellations without noise; in pixels."""
     scenes = sample_scenes(2 * num_scenes, 0.0, seed).take(slice(num_scenes))
     points = np.einsum("ade,sne->sand", turn(ANGLES), scenes.points)
@@ -241,7 +245,8 @@ def poses_of_objects(num_scenes: int, seed: int) -> tuple[Poses, Bool[np.ndarray
     seen = (result.labels[..., None] == np.arange(PARTS.num_objects)).any(axis=1)
     found = Poses(matrix, HALF_WIDTH * t, seen.astype(float))
     joined = Poses(*(x.reshape(num_scenes, len(ANGLES), *x.shape[1:]) for x in found))
-    return joined, alike_objects()
+    vertices = [HALF_WIDTH * np.asarray(one) for one in shapes(*PAPER)]
+    return joined, alike_objects(), np.array([one.T @ one / len(one) for one in vertices])
 
 
 def alike_objects() -> Bool[np.ndarray, "K K turns"]:

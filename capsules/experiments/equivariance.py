@@ -21,8 +21,8 @@ ANGLES = np.arange(8) * np.pi / 4
 NUM_TURNS = 72
 """Turns at which two parts are compared: every five degrees."""
 
-NEAR_PLACE, NEAR_ANGLE = 3.0, 22.5
-"""Pixels and degrees within which a part is where it should be."""
+NEAR = 3.0
+"""Pixels of the ink within which a part is where it should be."""
 
 ALIKE = 0.85
 """Cosine of the ink of two templates that look the same."""
@@ -42,11 +42,16 @@ class Residuals(NamedTuple):
     place: Float[np.ndarray, "scenes turned K"]
     angle: Float[np.ndarray, "scenes turned K"]
     symmetric_angle: Float[np.ndarray, "scenes turned K"]
-    """At the turn, among those at which the part looks the same, that is nearest."""
+    """At that of the turns at which the part looks the same which brings its ink nearest."""
+    ink: Float[np.ndarray, "scenes turned K"]
+    """Root mean square distance of the part's ink from where it should be: place, turn, stretch and
+    shear in one."""
     best_place: Float[np.ndarray, "scenes turned K"]
-    """At the relabelling of parts that look the same that brings places nearest."""
+    """At the relabelling of parts that look the same that brings their ink nearest."""
     best_angle: Float[np.ndarray, "scenes turned K"]
-    """There, up to turns at which both look the same."""
+    """There, at one of the turns at which both look the same."""
+    best_ink: Float[np.ndarray, "scenes turned K"]
+    """There, too."""
     still_place: Float[np.ndarray, "scenes turned K"]
     """What `place` would be of parts that stay where they are."""
     presence: Float[np.ndarray, "scenes turned K"]
@@ -61,12 +66,15 @@ def turn(angle: Float[AnyArray, "*batch"]) -> Float[np.ndarray, "*batch 2 2"]:
     return np.stack([np.stack([cosine, -sine], -1), np.stack([sine, cosine], -1)], -2)
 
 
-def residuals(poses: Poses, alike: Bool[np.ndarray, "K K turns"]) -> Residuals:
+def residuals(
+    poses: Poses, alike: Bool[np.ndarray, "K K turns"], spread: Float[AnyArray, "K 2 2"]
+) -> Residuals:
     """How far parts are from where they should be.
 
     Args:
         alike: whether part q, turned by a multiple of 360 / `NUM_TURNS` degrees, looks like part p
             (`alike_templates`).
+        spread: second moments of the ink of each part about its place, before its matrix.
     """
     matrix, place, presence = (np.asarray(x, float) for x in poses)
     R = turn(ANGLES[1:])
@@ -75,27 +83,39 @@ def residuals(poses: Poses, alike: Bool[np.ndarray, "K K turns"]) -> Residuals:
     wanted_matrix = np.einsum("ade,skef->sakdf", R, matrix[:, 0])
     apart = np.linalg.norm(place[:, 1:, None] - wanted[:, :, :, None], axis=-1)
     own, allowed = np.eye(K, dtype=bool), alike.any(axis=-1) | np.eye(K, dtype=bool)
-    turned = np.full((count, len(R), K, K), np.inf)
+    angle, ink = np.full((2, count, len(R), K, K), np.inf)
     for p, q in np.argwhere(allowed):
         offsets = np.flatnonzero(alike[p, q] | (own[p, q] & (np.arange(NUM_TURNS) == 0)))
-        angles = [
-            _angle_between(matrix[:, 1:, q], wanted_matrix[:, :, p] @ turn(offset))
-            for offset in offsets * 2 * np.pi / NUM_TURNS
-        ]
-        turned[:, :, p, q] = np.min(angles, axis=0)
+        found = matrix[:, 1:, None, q]
+        goal = wanted_matrix[:, :, None, p] @ turn(offsets * 2 * np.pi / NUM_TURNS)
+        square = _moved(found - goal, spread[q])
+        nearest = square.argmin(axis=-1)[..., None]
+        angles = _angle_between(found, goal)
+        angle[..., p, q] = np.take_along_axis(angles, nearest, axis=-1)[..., 0]
+        ink[..., p, q] = np.sqrt(apart[..., p, q] ** 2 + square.min(axis=-1))
     weight = np.broadcast_to(presence[:, :1], apart.shape[:-1])
-    best = _relabelling(np.where(allowed, weight[..., None] * apart, np.inf))[..., None]
-    still = np.linalg.norm(place[:, :1] - wanted, axis=-1)
+    cost = weight[..., None] * np.where(allowed, ink, 0.0)
+    best = _relabelling(np.where(allowed, cost, np.inf))[..., None]
+    own_square = _moved(matrix[:, 1:] - wanted_matrix, np.asarray(spread))
     return Residuals(
         place=apart[..., own],
         angle=_angle_between(matrix[:, 1:], wanted_matrix),
-        symmetric_angle=turned[..., own],
+        symmetric_angle=angle[..., own],
+        ink=np.sqrt(apart[..., own] ** 2 + own_square),
         best_place=np.take_along_axis(apart, best, axis=-1)[..., 0],
-        best_angle=np.take_along_axis(turned, best, axis=-1)[..., 0],
-        still_place=still,
+        best_angle=np.take_along_axis(angle, best, axis=-1)[..., 0],
+        best_ink=np.take_along_axis(ink, best, axis=-1)[..., 0],
+        still_place=np.linalg.norm(place[:, :1] - wanted, axis=-1),
         presence=np.abs(presence[:, 1:] - presence[:, :1]),
         weight=weight,
     )
+
+
+def _moved(
+    change: Float[np.ndarray, "*batch 2 2"], spread: Float[AnyArray, "... 2 2"]
+) -> Float[np.ndarray, "*batch"]:
+    """Mean square distance by which a change of the matrix moves the ink."""
+    return np.sum((change @ np.asarray(spread)) * change, axis=(-2, -1))
 
 
 def _angle_between(
@@ -120,12 +140,11 @@ def _relabelling(
 def summary(found: Residuals) -> dict[str, float]:
     """Means weighted by presence, and the shares of parts that are right, swapped and lost.
 
-    A part is right within `NEAR_PLACE` and `NEAR_ANGLE`; it is swapped if it is right at the best
-    relabelling and up to symmetries only; else it is lost.
+    A part is right if its ink is within `NEAR` of where it should be; it is swapped if it is right
+    at the best relabelling and up to symmetries only; else it is lost.
     """
     weight = found.weight / found.weight.sum()
-    right = (found.place <= NEAR_PLACE) & (found.angle <= NEAR_ANGLE)
-    mended = (found.best_place <= NEAR_PLACE) & (found.best_angle <= NEAR_ANGLE)
+    right, mended = found.ink <= NEAR, found.best_ink <= NEAR
     shares = {"right": right, "swapped": mended & ~right, "lost": ~mended & ~right}
     means = {name: getattr(found, name) for name in Residuals._fields if name != "weight"}
     return {name: float(np.sum(weight * x)) for name, x in (means | shares).items()}
@@ -133,12 +152,24 @@ def summary(found: Residuals) -> dict[str, float]:
 
 def ink_centres(templates: Float[AnyArray, "K height width"]) -> Float[np.ndarray, "K 2"]:
     """Where the ink of each template has its mean, (x, y) in pixels from the centre."""
+    return _moments(templates)[0]
+
+
+def ink_spread(templates: Float[AnyArray, "K height width"]) -> Float[np.ndarray, "K 2 2"]:
+    """Second moments of the ink of each template about its mean."""
+    return _moments(templates)[1]
+
+
+def _moments(templates: AnyArray) -> tuple[np.ndarray, np.ndarray]:
     from capsules.baselines.pcae import grid
 
     ink = np.asarray(templates, float)
-    total = ink.sum(axis=(1, 2))
-    x, y = ink.sum(axis=1) @ grid(ink.shape[2]), ink.sum(axis=2) @ grid(ink.shape[1])
-    return np.stack([x, y], axis=-1) / total[:, None]
+    ink = ink / ink.sum(axis=(1, 2), keepdims=True)
+    x, y = np.meshgrid(grid(ink.shape[2]), grid(ink.shape[1]))
+    places = np.stack([x, y], axis=-1)
+    mean = np.einsum("khw,hwd->kd", ink, places)
+    apart = places - mean[:, None, None]
+    return mean, np.einsum("khw,khwd,khwe->kde", ink, apart, apart)
 
 
 def alike_templates(templates: Float[AnyArray, "K height width"]) -> Bool[np.ndarray, "K K turns"]:

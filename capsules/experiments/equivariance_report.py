@@ -1,9 +1,10 @@
-"""The study of equivariance on paper: a table, templates, decompositions by angle, residuals."""
+"""The study of equivariance on paper: a table, templates, digits drawn by parts, residuals."""
 
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -17,8 +18,7 @@ from rich.table import Table
 from capsules.experiments.digits import Network, poses_of_objects, poses_of_parts
 from capsules.experiments.equivariance import (
     ANGLES,
-    NEAR_ANGLE,
-    NEAR_PLACE,
+    NEAR,
     Residuals,
     residuals,
     summary,
@@ -26,61 +26,87 @@ from capsules.experiments.equivariance import (
 from capsules.files.outputs import whole_file
 from inference.plots.scenes import COLOURS, png, style
 
-COLUMNS = {
+LINES = {
+    "rmse": "picture, RMSE",
     "place": "place, pixels",
-    "best_place": "relabelled",
-    "still_place": "if parts stayed",
+    "best_place": "place, relabelled",
+    "still_place": "place, if parts stayed",
     "angle": "angle, degrees",
-    "symmetric_angle": "up to symmetry",
-    "best_angle": "relabelled",
+    "symmetric_angle": "angle, up to symmetry",
+    "best_angle": "angle, relabelled",
+    "ink": "ink, pixels",
+    "best_ink": "ink, relabelled",
     "presence": "change of presence",
     "right": "right, %",
     "swapped": "swapped, %",
     "lost": "lost, %",
 }
-"""Numbers of `capsules.experiments.equivariance.summary`, as they stand in the table."""
+"""Numbers of a network: how well it draws digits, and `equivariance.summary`."""
 
 SHARES = ("right", "swapped", "lost")
-OURS = "ours: objects by map"
+DIGITS = {"rmse": 2, "presence": 2} | dict.fromkeys(SHARES, 0)
+OURS = "ours"
 NUM_SCENES = 100
 
 Arrays = Mapping[str, np.ndarray]
 """What `capsules.experiments.digits.infer_parts` has found."""
 
 
-def row_name(network: Network) -> str:
-    """The row of the table that a network belongs to."""
-    return f"PCAE, set {network.part_set + 1}, {network.num_parts} parts"
+class Measurement(NamedTuple):
+    """Of one network, or of our model, which draws no pictures."""
+
+    residuals: Residuals
+    rmse: float
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Under the names of `LINES`."""
+        return {"rmse": self.rmse} | summary(self.residuals)
 
 
-def measured(found: Mapping[Network, Arrays], seed: int) -> dict[str, list[Residuals]]:
-    """For each row of the table the residuals of each seed; the last row is our model's."""
-    rows: dict[str, list[Residuals]] = {}
+Measurements = Mapping[str, Sequence[Measurement]]
+"""For each part set, and for our model, those of each seed."""
+
+
+def name_of(network: Network) -> str:
+    """What the table calls the part set of a network."""
+    return f"set {network.part_set + 1}: {network.num_parts} parts"
+
+
+def measured(found: Mapping[Network, Arrays], seed: int) -> Measurements:
+    """How far parts are from where they should be; last, the objects of our model."""
+    sets: dict[str, list[Measurement]] = {}
     for network in sorted(found):
-        rows.setdefault(row_name(network), []).append(residuals(*poses_of_parts(found[network])))
-    return rows | {OURS: [residuals(*poses_of_objects(NUM_SCENES, seed))]}
+        arrays = found[network]
+        error = float(np.sqrt(arrays["error"].mean()))
+        one = Measurement(residuals(*poses_of_parts(arrays)), error)
+        sets.setdefault(name_of(network), []).append(one)
+    return sets | {OURS: [Measurement(residuals(*poses_of_objects(NUM_SCENES, seed)), np.nan)]}
 
 
-def table_rows(rows: Mapping[str, Sequence[Residuals]]) -> list[list[str]]:
+def table_lines(sets: Measurements) -> list[list[str]]:
     """Means over seeds, with the standard deviation over seeds where there are several."""
-    lines = []
-    for name, seeds in rows.items():
-        numbers = [summary(one) for one in seeds]
+    lines = [["seeds", *(str(len(seeds)) for seeds in sets.values())]]
+    for name, title in LINES.items():
+        factor, digits = 100 if name in SHARES else 1, DIGITS.get(name, 1)
         cells = []
-        for column in COLUMNS:
-            factor, digits = (100, 0) if column in SHARES else (1, 2 if column == "presence" else 1)
-            x = factor * np.array([one[column] for one in numbers])
+        for seeds in sets.values():
+            x = factor * np.array([one.numbers[name] for one in seeds])
             spread = f" ± {x.std(ddof=1):.{digits}f}" if len(x) > 1 else ""
-            cells.append(f"{x.mean():.{digits}f}{spread}")
-        lines.append([name, str(len(numbers)), *cells])
+            cells.append("" if np.isnan(x).all() else f"{x.mean():.{digits}f}{spread}")
+        lines.append([title, *cells])
     return lines
 
 
 def write_equivariance(found: Mapping[Network, Arrays], seed: int, folder: Path) -> Iterator[Path]:
     """Print the table, and write it and the pictures; yields the files."""
-    rows = measured(found, seed)
-    heading, lines = ["", "seeds", *COLUMNS.values()], table_rows(rows)
-    table = Table(title="Parts of turned scenes", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    sets = measured(found, seed)
+    heading, lines = ["", *sets], table_lines(sets)
+    table = Table(
+        title="Parts of turned digits by PCAE; ours: objects by map",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for column in heading:
         table.add_column(column)
     for line in lines:
@@ -90,9 +116,9 @@ def write_equivariance(found: Mapping[Network, Arrays], seed: int, folder: Path)
     console.print(NOTE, highlight=False)
     contents = {
         "equivariance.md": markdown(heading, lines).encode(),
-        "equivariance.csv": comma_separated(rows).encode(),
+        "equivariance.csv": comma_separated(sets).encode(),
         "equivariance_parts.png": png(plot_parts(found)),
-        "equivariance_residuals.png": png(plot_residuals(rows)),
+        "equivariance_residuals.png": png(plot_residuals(sets)),
     }
     for name, content in contents.items():
         with whole_file(folder / name) as file:
@@ -103,8 +129,8 @@ def write_equivariance(found: Mapping[Network, Arrays], seed: int, folder: Path)
 NOTE = (
     "Mean over held-out scenes, seven angles and parts, weighted by presence; ± is the standard "
     "deviation over seeds. Relabelled: with the best relabelling of parts that look the same, and "
-    "up to turns at which they do. Right: within "
-    f"{NEAR_PLACE:g} pixels and {NEAR_ANGLE:g} degrees. Swapped: right when relabelled or up to "
+    "up to turns at which they do. Ink: root mean square distance of the part's ink from where it "
+    f"should be. Right: within {NEAR:g} pixels of ink. Swapped: right when relabelled or up to "
     "symmetry only. Lost: neither."
 )
 
@@ -115,36 +141,39 @@ def markdown(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(["# Equivariance", "", NOTE, "", *(f"| {' | '.join(r)} |" for r in rows), ""])
 
 
-def comma_separated(rows: Mapping[str, Sequence[Residuals]]) -> str:
-    """A line for each seed of each row, with every number."""
+def comma_separated(sets: Measurements) -> str:
+    """A line for each seed of each part set, with every number."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "seed", *COLUMNS])
-    for name, seeds in rows.items():
+    writer.writerow(["set", "seed", *LINES])
+    for name, seeds in sets.items():
         for number, one in enumerate(seeds):
-            writer.writerow([name, number, *(f"{summary(one)[c]:.6g}" for c in COLUMNS)])
+            writer.writerow([name, number, *(f"{one.numbers[line]:.6g}" for line in LINES)])
     return text.getvalue()
 
 
 def plot_parts(found: Mapping[Network, Arrays]) -> Figure:
-    """Of the first seed of each part set: templates, and the mean decomposition at each angle."""
-    first: dict[int, Network] = {}
-    for network in sorted(found):
-        first.setdefault(network.part_set, network)
+    """A digit at each angle; below it, for each part set, the templates of the seed that draws
+    digits best, and the digit in the colours of the parts that draw it."""
+    best: dict[int, Network] = {}
+    for network in sorted(found, key=lambda network: found[network]["error"].mean()):
+        best.setdefault(network.part_set, network)
+    shown = [best[part_set] for part_set in sorted(best)]
     with style():
-        figure = Figure(figsize=(9.6, 1.0 + 1.1 * len(first)), layout="constrained")
-        grid = figure.add_gridspec(1 + len(first), len(ANGLES) + 2)
+        figure = Figure(figsize=(9.6, 1.0 + 1.1 * len(shown)), layout="constrained")
+        grid = figure.add_gridspec(1 + len(shown), len(ANGLES) + 2)
         for column, angle in enumerate(np.degrees(ANGLES)):
             axes = figure.add_subplot(grid[0, column + 2])
             _picture(axes, 1.0 - next(iter(found.values()))["image"][column])
             axes.set_title(f"{angle:.0f}°")
-        for row, network in enumerate(first.values(), start=1):
+        for row, network in enumerate(shown, start=1):
             arrays = found[network]
             axes = figure.add_subplot(grid[row, :2])
             _picture(axes, _side_by_side(arrays["templates"]))
-            axes.set_title(f"{network.num_parts} templates", fontsize=8)
-            for column, decomposition in enumerate(arrays["decomposition"]):
-                _picture(figure.add_subplot(grid[row, column + 2]), _coloured(decomposition))
+            error = np.sqrt(arrays["error"].mean())
+            axes.set_title(f"{network.num_parts} templates, RMSE {error:.2f}", fontsize=8)
+            for column, shares in enumerate(arrays["first"]):
+                _picture(figure.add_subplot(grid[row, column + 2]), _coloured(shares))
     return figure
 
 
@@ -168,25 +197,30 @@ def _picture(axes: Axes, picture: np.ndarray) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def plot_residuals(rows: Mapping[str, Sequence[Residuals]]) -> Figure:
+def plot_residuals(sets: Measurements) -> Figure:
     """Residuals of place and angle against the angle of the scene, a line for each seed."""
     panels = (
         ("place", "best_place", "residual of place, pixels"),
         ("angle", "best_angle", "residual of angle, degrees"),
+        ("ink", "best_ink", "residual of ink, pixels"),
     )
     degrees = np.degrees(ANGLES[1:])
     with style():
         figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-        for axes, (raw, best, label) in zip(figure.subplots(1, 2), panels, strict=True):
-            for (name, seeds), colour in zip(rows.items(), COLOURS, strict=False):
+        for axes, (raw, best, label) in zip(figure.subplots(1, 3), panels, strict=True):
+            for (name, seeds), colour in zip(sets.items(), COLOURS, strict=False):
                 for number, one in enumerate(seeds):
                     for field, line in ((raw, "-"), (best, ":")):
-                        values = np.average(getattr(one, field), (0, 2), one.weight)
+                        values = getattr(one.residuals, field)
+                        values = np.average(values, (0, 2), one.residuals.weight)
                         shown = name if number == 0 and line == "-" else None
-                        axes.plot(degrees, values, line, color=colour, marker=".", label=shown)
+                        marker = "." if line == "-" else ""
+                        axes.plot(
+                            degrees, values, line, color=colour, lw=0.9, marker=marker, label=shown
+                        )
             axes.set(xlabel="angle of the scene, degrees", ylabel=label, ylim=(-0.5, None))
             axes.set_xticks(degrees)
         handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
         figure.suptitle("Solid: as inferred. Dotted: relabelled, up to symmetry.", fontsize=9)
     return figure

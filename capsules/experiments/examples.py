@@ -110,5 +110,5 @@ def plot_examples(scenes: Scene, columns: Sequence[Column], title: str) -> Figur
             same_limits(list(panels[row]), [np.asarray(scene.points)[scene.present], *drawn])
         figure.suptitle(title)
         handles = legend_handles(object_names(PAPER), wrong=True)
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(columns))
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure

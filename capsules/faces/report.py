@@ -91,24 +91,28 @@ def plot_faces(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> Fi
     return figure
 
 
-def draw_face_frames(figure: Figure, study: FaceStudy, result: Result) -> Iterator[Result]:
+def draw_face_frames(
+    figure: Figure, study: FaceStudy, scenes: FaceScenes, result: Result
+) -> Iterator[Result]:
     """Draw each step of coordinate ascent on a scene of faces into the figure, one after another.
 
-    Left the parts in the colours of their faces, in the middle the faces as they are imagined then,
-    right the ELBO and beta so far.
+    From left to right: the scene, its parts in the colours of their faces, the faces as they are
+    inferred so far, and the ELBO and beta.
 
     Args:
-        result: for a single scene, of `cavi.run(..., history=True)`.
+        result: for the first of the scenes, of `cavi.run(..., history=True)`.
     """
     states, steps = states_of(result), result.history or {}
+    wanted = true_scene(study, scenes, 0)[0]
     for number, state in enumerate(states, start=1):
         figure.clear()
-        parts, faces, history = figure.subplots(1, 3, width_ratios=[1.0, 1.0, 1.2])
+        truth, parts, faces, history = figure.subplots(1, 4, width_ratios=[1.0, 1.0, 1.0, 1.2])
+        draw_picture(truth, wanted, "scene")
         draw_objects(parts, state.scene, state.labels, {})
-        parts.set(title=f"step {number} of {len(states)}", xlim=(-1, 1), ylim=(1, -1))
+        parts.set(title=f"parts, step {number} of {len(states)}", xlim=(-1, 1), ylim=(1, -1))
         parts.set(xlabel="", ylabel="", xticks=[], yticks=[])
         shown = state.pose_mean[np.unique(state.labels[state.labels >= 0])]
-        draw_picture(faces, render_poses(study.images, study.appearance, shown), "faces")
+        draw_picture(faces, render_poses(study.images, study.appearance, shown), "inferred faces")
         draw_history(history, steps, upto=number)
         history.set_title(f"ELBO {float(steps['elbo'][number - 1]):.2f}")
         yield state

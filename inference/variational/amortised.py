@@ -18,6 +18,7 @@ from guides.projections import PROJECTIONS
 from inference.conditions.problem import Problem, solve_scenes
 from inference.result import Report, Result, method, partition, reporter
 from models.distributions.match import MixtureMatch
+from models.numerics.sinkhorn import swept
 from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
 from models.program.sites import Program
@@ -86,7 +87,11 @@ def _fitter(skeleton: Skeleton, projection_name: str) -> Callable[..., Any]:
     @jax.jit
     def fit(model: LinearGaussianModel, logits: Float[Array, "N N scenes"]) -> tuple[Array, ...]:
         allowed = jnp.isfinite(model.match_logits)
-        projected = projection.cold(jnp.where(allowed, logits, -jnp.inf), 1e-9)
+        logits = jnp.where(allowed, logits, -jnp.inf)
+        if projection_name == "sinkhorn":
+            projected = projection.project(logits, swept(logits), 1e-9)
+        else:
+            projected = projection.cold(logits, 1e-9)
         match_probs, beta = projected.match_probs, jnp.ones(logits.shape[-1])
         precision, part_probs = meanfield.fixed_precision(model, beta), None
         if model.part_prior is not None:

@@ -39,6 +39,7 @@ _PATIENCE = 40  # iterations from a warm start before starting cold
 _SMALL_BATCH = 64
 _SHARE = 8  # after the first iterations only the worst 1 in 8 of a batch is worked on
 _EASY_SPREAD = 8.0  # nats between entries that Newton takes from a cold start
+_SWEEPS, _LEAST = 10, -100.0  # nats below a row's largest entry: no scale of a column overflows
 _LONGEST_STEP = 30.0  # nats; a step from a nearly flat spot is not to be trusted further
 
 
@@ -114,6 +115,20 @@ def refine(
 
     state = jax.lax.while_loop(unfinished, finish_the_worst, (state, jnp.zeros((), int)))[0]
     return _unflatten(state, logits.shape)
+
+
+def swept(logits: Float[Array, "N N *batch"]) -> Float[Array, "N *batch"]:
+    """Column potentials after ten sweeps: a start for `refine` at less than a Newton step's cost.
+
+    Of many matrices that are not very sharp, as the logits of a network, most are then nearly done.
+    """
+    weights = jnp.exp(jnp.maximum(logits - logits.max(axis=1, keepdims=True), _LEAST))
+
+    def sweep(_: int, columns: Float[Array, "N *batch"]) -> Float[Array, "N *batch"]:
+        rows = 1.0 / jnp.sum(weights * columns, axis=1)
+        return 1.0 / jnp.sum(weights * rows[:, None], axis=0)
+
+    return jnp.log(jax.lax.fori_loop(0, _SWEEPS, sweep, jnp.ones(logits.shape[1:])))
 
 
 def _unflatten(state: Scaling, shape: tuple[int, ...]) -> Scaling:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from capsules import trained
 from capsules.baselines import ccae
-from capsules.baselines.ccae import VARIANTS, Ccae, Variant
+from capsules.baselines.ccae import VARIANTS, Variant
 from capsules.cli import app
 from capsules.experiments.constellations import Cell, entries_of, scene_sets, study_cells
 from capsules.experiments.generator import sample_scenes
@@ -31,8 +31,8 @@ SCENES = sample_scenes(12, seed=5)
 def ccae_file(folder, name="ccae-0.00.eqx"):
     """Weights of a CCAE that was not trained, whose capsules have other names."""
     path, small = folder / name, VARIANTS["small"]
-    header = {"kind": "ccae", "variant": "small", "objects": [2, 0, 1], "steps": 0}
-    training.save(path, header, Ccae(small.width, small.num_layers, jax.random.key(0)))
+    header = {"kind": "ccae", "variant": "small", **small._asdict(), "objects": [2, 0, 1]}
+    training.save(path, header, small.network(jax.random.key(0)))
     return path
 
 
@@ -72,6 +72,10 @@ def test_weights_that_cannot_be_used_are_refused_in_a_sentence(tmp_path):
         infer("amortised", SCENES, weights=str(tmp_path / "missing.eqx"))
     with pytest.raises(InputError, match="the weights of 'ccae', but those of 'amortised'"):
         infer("amortised", SCENES, weights=str(ccae_file(tmp_path)))
+    path = ccae_file(tmp_path)
+    training.save(path, training.read_header(path) | {"narrowest": 0.01}, np.zeros(3))
+    with pytest.raises(InputError, match="the weights of another CCAE than the variant small"):
+        infer("ccae", SCENES, weights=str(path))
     squares = sample_scenes(4, objects=("square", "square"), seed=1)
     with pytest.raises(InputError, match="scenes of 11 rows"):
         infer("ccae", squares, objects=("square", "square"), weights=str(ccae_file(tmp_path)))
@@ -94,7 +98,7 @@ def command(*arguments):
 
 
 def test_the_command_trains_and_does_not_train_again(tmp_path, monkeypatch):
-    monkeypatch.setitem(VARIANTS, "small", Variant(8, 1, 4, False))
+    monkeypatch.setitem(VARIANTS, "small", Variant(8, 1, 4, 0.1, False))
     monkeypatch.setattr(trained, "SCENES_TO_NAME", 64)
     path = tmp_path / "weights" / "ccae.eqx"
     done = command("train", "ccae", "--steps", 2, "--sigma", 0.1, "--out", path)
@@ -109,7 +113,7 @@ def test_the_command_trains_and_does_not_train_again(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_other_noise_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setitem(VARIANTS, "small", Variant(8, 1, 4, False))
+    monkeypatch.setitem(VARIANTS, "small", Variant(8, 1, 4, 0.1, False))
     monkeypatch.setattr(trained, "SCENES_TO_NAME", 64)
     monkeypatch.setattr(training, "SAVED_EVERY", 1)
     monkeypatch.setattr(training, "REPORTED_EVERY", 1)

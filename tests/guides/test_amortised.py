@@ -28,6 +28,7 @@ from models.constellation import constellation, presence_constellation
 from models.distributions.likelihood import MatchedParts
 from models.distributions.match import PermutationMatch
 from models.errors import InputError
+from models.numerics.sinkhorn import scale
 from models.scenes import Scene
 from models.templates import shapes, stack, with_clutter
 
@@ -74,6 +75,20 @@ def test_match_probabilities_are_doubly_stochastic():
     np.testing.assert_allclose(probs.sum(axis=2), 1, atol=1e-9)
     dummies = probs[0][~scenes().present[0]]
     np.testing.assert_allclose(dummies, np.broadcast_to(dummies[0], dummies.shape))
+
+
+def test_match_probabilities_are_the_scaling_of_the_logits_however_sharp():
+    some = scenes(count=300)
+    for sharpness in (1.0, 300.0, 1e4):
+        network = eqx.tree_at(
+            lambda n: (n.head.weight, n.head.bias),
+            guide(),
+            (sharpness * guide().head.weight, sharpness * guide().head.bias),
+        )
+        probs, logits = network.match_probs(some), network.match_logits(some)
+        expected = scale(jnp.moveaxis(jnp.asarray(logits), 0, -1), 1e-9).matrix
+        np.testing.assert_allclose(probs, jnp.moveaxis(expected, -1, 0), atol=1e-6)
+        np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-8)
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ def points(seed=0, count=5):
 
 @functools.cache
 def tiny(seed=0):
-    return Ccae(16, 1, jax.random.key(seed))
+    return Ccae(16, 1, 0.01, jax.random.key(seed))
 
 
 votes_of = eqx.filter_jit(lambda network, places, present: network(places, present))
@@ -110,6 +110,12 @@ def test_votes_are_templates_under_a_similarity():
         np.testing.assert_allclose(votes.place[k], expected, atol=1e-5)
 
 
+def test_votes_are_not_narrower_than_the_variant_allows():
+    places, present = points()
+    wide = eqx.tree_at(lambda n: n.bias, Ccae(16, 1, 0.1, jax.random.key(0)), tiny().bias - 20.0)
+    np.testing.assert_allclose(votes_of(wide, places, present).scale, 0.1, atol=1e-3)
+
+
 def test_padded_and_permuted_points_change_nothing():
     network, (places, present) = tiny(), points()
     votes = votes_of(network, places, present)
@@ -155,7 +161,7 @@ def test_capsules_get_the_names_of_the_objects_that_they_win(monkeypatch):
 
 def test_the_sizes_are_those_that_were_published():
     def count(variant):
-        shapes = eqx.filter_eval_shape(Ccae, variant.width, variant.num_layers, jax.random.key(0))
+        shapes = eqx.filter_eval_shape(variant.network, jax.random.key(0))
         return sum(x.size for x in jax.tree.leaves(shapes) if hasattr(x, "size"))
 
     assert count(ccae.VARIANTS["published"]) == pytest.approx(592_000, rel=0.01)

@@ -88,12 +88,12 @@ def test_the_gradient_is_that_of_finite_differences():
 
     @jax.jit
     def loss(templates, matrix, place):
-        network = eqx.tree_at(lambda n: n.template_logit, double, templates)
+        network = eqx.tree_at(lambda n: n.template, double, templates)
         one = found._replace(matrix=matrix, place=place)
         each = jax.vmap(lambda f, x: pcae.log_likelihood(network, f, x))(one, images.image)
         return each.sum()
 
-    at = [double.template_logit, found.matrix, found.place]
+    at = [double.template, found.matrix, found.place]
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*at)
     step = 1e-6
     for i, (value, slope) in enumerate(zip(at, gradient, strict=True)):

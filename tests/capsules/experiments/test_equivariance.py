@@ -11,17 +11,19 @@ from capsules.experiments.equivariance import (
     Poses,
     alike_templates,
     ink_centres,
+    ink_spread,
     residuals,
     summary,
     turn,
 )
-from capsules.experiments.equivariance_report import OURS, measured, table_rows, write_equivariance
+from capsules.experiments.equivariance_report import OURS, measured, table_lines, write_equivariance
 from capsules.store import Store
 from models.errors import InputError
 
 pytestmark = pytest.mark.long
 
 RNG = np.random.default_rng(0)
+SPREAD = np.broadcast_to(np.diag([4.0, 9.0]), (3, 2, 2))
 QUARTERS = np.arange(NUM_TURNS) % (NUM_TURNS // 4) == 0
 SELF = np.arange(NUM_TURNS) == 0
 
@@ -49,31 +51,46 @@ def swapped(poses):
 
 
 def test_an_equivariant_network_has_no_residual():
-    found = residuals(equivariant(), different())
-    for name in ("place", "angle", "symmetric_angle", "best_place", "best_angle", "presence"):
+    found = residuals(equivariant(), different(), SPREAD)
+    for name in (
+        "place",
+        "angle",
+        "symmetric_angle",
+        "best_place",
+        "best_angle",
+        "ink",
+        "best_ink",
+        "presence",
+    ):
         np.testing.assert_allclose(getattr(found, name), 0.0, atol=1e-5)
     assert summary(found)["right"] == pytest.approx(1.0)
 
 
 def test_residuals_are_distances_and_angles():
     poses = equivariant()
-    R = turn(np.radians(30.0))
+    R = turn(np.radians(90.0))
     moved = poses._replace(matrix=poses.matrix.copy(), place=poses.place.copy())
     moved.place[:, 2] += [3.0, 4.0]
     moved.matrix[:, 3] = R @ moved.matrix[:, 3]
-    found = residuals(moved, different())
+    found = residuals(moved, different(), SPREAD)
     np.testing.assert_allclose(found.place[:, 1], 5.0)
-    np.testing.assert_allclose(found.angle[:, 2], 30.0, atol=1e-6)
+    np.testing.assert_allclose(found.angle[:, 2], 90.0, atol=1e-6)
     assert found.place[:, 0].max() < 1e-9 and found.angle[:, 0].max() < 1e-5
+    np.testing.assert_allclose(found.ink[:, 1], 5.0)
+    rng = np.random.default_rng(1)
+    ink = rng.normal(size=(200_000, 2)) * [2.0, 3.0]
+    gone = ink @ (moved.matrix[0, 3, 0] - poses.matrix[0, 3, 0]).T
+    expected = np.sqrt(np.mean(np.sum(gone**2, axis=1)))
+    np.testing.assert_allclose(found.ink[0, 2, 0], expected, rtol=0.01)
     assert summary(found)["lost"] == pytest.approx(2 / 7)
 
 
 def test_a_swap_of_parts_that_look_the_same_is_told_from_a_failure():
     poses = swapped(equivariant())
     alike = different()
-    failure = residuals(poses, alike)
+    failure = residuals(poses, alike, SPREAD)
     alike[:2, :2] = SELF
-    swap = residuals(poses, alike)
+    swap = residuals(poses, alike, SPREAD)
     assert failure.best_place.max() > 3 and summary(failure)["lost"] > 0.3
     np.testing.assert_allclose(swap.place, failure.place)
     np.testing.assert_allclose(swap.best_place, 0.0, atol=1e-9)
@@ -86,10 +103,27 @@ def test_a_part_with_a_symmetry_of_its_own_has_no_residual_up_to_it():
     matrix = poses.matrix.copy()
     matrix[:, 1:] = matrix[:, 1:] @ turn(np.pi / 2)
     alike = np.eye(3, dtype=bool)[..., None] & QUARTERS
-    found = residuals(poses._replace(matrix=matrix), alike)
+    found = residuals(poses._replace(matrix=matrix), alike, SPREAD)
     assert np.median(found.angle) > 60
     np.testing.assert_allclose(found.symmetric_angle, 0.0, atol=1e-5)
     np.testing.assert_allclose(found.best_angle, 0.0, atol=1e-5)
+
+
+def test_a_stretched_part_that_lies_across_is_lost_even_if_its_template_is_round():
+    """Its matrix then is the right one up to a stretch, so the angle alone says nothing."""
+    poses = equivariant()
+    poses = poses._replace(matrix=np.broadcast_to(np.diag([3.0, 0.3]), poses.matrix.shape).copy())
+    poses.matrix[:] = turn(ANGLES)[:, None] @ poses.matrix
+    round_ones = np.broadcast_to(np.eye(3, dtype=bool)[..., None], (3, 3, NUM_TURNS))
+    spread = np.broadcast_to(4 * np.eye(2), (3, 2, 2))
+    turned_round = poses.matrix.copy()
+    turned_round[:, 1:] = turned_round[:, 1:] @ turn(np.radians(35.0))
+    same = residuals(poses._replace(matrix=turned_round), round_ones, spread)
+    np.testing.assert_allclose(same.best_ink, 0.0, atol=1e-9)
+    across = poses.matrix.copy()
+    across[:, 1:] = turn(np.pi / 2) @ across[:, 1:]
+    lost = summary(residuals(poses._replace(matrix=across), round_ones, spread))
+    assert lost["lost"] == pytest.approx(1.0) and lost["best_ink"] > 3
 
 
 def test_absent_parts_do_not_count():
@@ -97,7 +131,7 @@ def test_absent_parts_do_not_count():
     place, presence = poses.place.copy(), np.array(poses.presence)
     place[:, 1:, 0] += 50.0
     presence[:, :, 0] = 0.0
-    found = summary(residuals(Poses(poses.matrix, place, presence), different()))
+    found = summary(residuals(Poses(poses.matrix, place, presence), different(), SPREAD))
     assert found["place"] < 1e-9 and found["right"] == pytest.approx(1.0)
 
 
@@ -111,7 +145,8 @@ def test_templates_that_look_the_same():
     stroke, thick = bar(9, 2, 1, 2), bar(5, 5, 3, 3)
     corner = np.maximum(bar(9, 2, 1, 1), bar(2, 9, 8, 1))
     templates = np.stack([stroke, stroke.T, corner, thick])
-    np.testing.assert_allclose(ink_centres(templates)[:2], [[-2.5, 0], [0, -2.5]])
+    np.testing.assert_allclose(ink_centres(templates)[:2], [[-2.5, 0], [0, -2.5]], atol=1e-12)
+    np.testing.assert_allclose(ink_spread(templates)[0], np.diag([1 / 4, 80 / 12]), atol=1e-12)
     alike = alike_templates(templates)
     turns = [[np.flatnonzero(one) * 360 // NUM_TURNS for one in row] for row in alike]
     assert list(turns[0][0]) == [0, 180] and list(turns[0][1]) == [90, 270]
@@ -131,6 +166,7 @@ def test_objects_of_our_model_are_equivariant():
     found = residuals(*poses_of_objects(4, seed=3))
     assert found.best_place[found.weight > 0].max() < 1e-3
     assert found.best_angle[found.weight > 0].max() < 1e-2
+    assert found.best_ink[found.weight > 0].max() < 1e-2
     assert summary(found)["lost"] == 0
 
 
@@ -148,7 +184,7 @@ def test_a_tiny_study(tmp_path, monkeypatch):
     monkeypatch.setattr(digits, "CHANNELS", 2)
     monkeypatch.setattr(digits.training, "REPORTED_EVERY", 1)
     monkeypatch.setattr(
-        equivariance_report, "poses_of_objects", lambda *_: (equivariant(), different())
+        equivariance_report, "poses_of_objects", lambda *_: (equivariant(), different(), SPREAD)
     )
     images = RNG.uniform(size=(5, 28, 28)).astype(np.float32)
     networks, store, steps = [Network(0, 2, 0), Network(0, 2, 1)], Store(tmp_path), []
@@ -162,12 +198,15 @@ def test_a_tiny_study(tmp_path, monkeypatch):
     assert steps == [(0, 1, 4), (0, 2, 4), (1, 3, 4), (1, 4, 4)]
     for network, arrays in found.items():
         assert arrays["place"].shape == (2, 8, 2, 2)
-        assert arrays["decomposition"].shape == (8, 2, 40, 40)
+        assert arrays["first"].shape == (8, 2, 40, 40)
         for name, x in arrays.items():
             np.testing.assert_array_equal(x, again[network][name])
-    lines = table_rows(measured(found, 3))
-    assert [line[:2] for line in lines] == [["PCAE, set 1, 2 parts", "2"], [OURS, "1"]]
-    assert lines[-1][-1] == "0"
+    sets = measured(found, 3)
+    assert list(sets) == ["set 1: 2 parts", OURS]
+    lines = table_lines(sets)
+    assert lines[0] == ["seeds", "2", "1"]
+    assert lines[1][0] == "picture, RMSE" and " ± " in lines[1][1] and not lines[1][2]
+    assert lines[-1][0] == "lost, %" and lines[-1][-1] == "0"
     names = {path.name for path in write_equivariance(found, 3, tmp_path)}
     assert names == {
         "equivariance.md",

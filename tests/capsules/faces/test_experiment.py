@@ -100,7 +100,7 @@ def test_appearance_is_the_closed_form_of_factor_analysis_with_missing_parts(stu
     assert hidden  # or nothing was tested of missing parts
 
 
-def test_a_film_has_a_frame_for_each_step(study, fitted):
+def test_a_film_has_a_frame_for_each_step(study, scenes, fitted):
     result, blank = fitted.take(0), np.zeros_like(fitted.pose_mean[0])
     history = {
         "match_probs": np.stack([np.full_like(result.match_probs, 0.1), result.match_probs]),
@@ -109,12 +109,14 @@ def test_a_film_has_a_frame_for_each_step(study, fitted):
         "beta": np.array([0.1, 1.0]),
     }
     figure, pictures = Figure(), []
-    for _ in draw_face_frames(figure, study, replace(result, history=history)):
-        pictures.append(np.asarray(figure.axes[1].images[0].get_array()))
+    for _ in draw_face_frames(figure, study, scenes, replace(result, history=history)):
+        pictures.append(np.asarray(figure.axes[2].images[0].get_array()))
     assert [picture.max() > 0.2 for picture in pictures] == [False, True]
     expected = render_poses(study.images, study.appearance, result.pose_mean)
     np.testing.assert_allclose(pictures[1], expected)
-    assert figure.axes[0].get_title() == "step 2 of 2"
+    assert figure.axes[1].get_title() == "parts, step 2 of 2"
+    seen = np.asarray(figure.axes[0].images[0].get_array())
+    np.testing.assert_allclose(seen, experiment.true_scene(study, scenes, 0)[0])
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import linear_sum_assignment
 
-from models.numerics.sinkhorn import log_sinkhorn, refine, scale
+from models.numerics.sinkhorn import log_sinkhorn, refine, scale, swept
 from tests import oracle
 
 SIZE = 5
@@ -176,3 +176,26 @@ def test_a_batch_of_warm_starts_has_the_batch_last(count):
     assert np.max(result.error) < 1e-10
     expected = np.exp(scaled(logits))
     np.testing.assert_allclose(np.moveaxis(result.matrix, -1, 0), expected, atol=1e-9)
+
+
+def test_ten_sweeps_are_those_of_a_loop():
+    logits = np.random.default_rng(4).normal(size=(SIZE, SIZE, 3))
+    for k in range(3):
+        matrix = np.exp(logits[..., k])
+        columns = np.ones(SIZE)
+        for _ in range(10):
+            rows = 1 / (matrix @ columns)
+            columns = 1 / (rows @ matrix)
+        expected = np.log(columns)
+        found = np.asarray(swept(jnp.asarray(logits)))[:, k]
+        np.testing.assert_allclose(found - found[0], expected - expected[0], atol=1e-12)
+
+
+def test_sweeps_of_a_matrix_that_is_too_sharp_for_them_stay_finite():
+    logits = np.where(np.eye(SIZE, dtype=bool), 0.0, -np.inf)
+    logits[0, 1], logits[1] = 1e6, [-1e6, 0.0, 0.0, 0.0, 0.0]
+    start = swept(jnp.asarray(logits))
+    assert np.isfinite(start).all()
+    np.testing.assert_allclose(
+        refine(jnp.asarray(logits), start).matrix, scale(jnp.asarray(logits)).matrix, atol=1e-9
+    )
