@@ -158,7 +158,8 @@ def refuse_if_unfit(fits: Bool[AnyArray, " scenes"], reach: Float[AnyArray, " sc
             f"exact inference got numbers of {np.max(reach):.1e} standard deviations of the noise; "
             "points, part offsets and poses under the prior must be within "
             f"{MAX_REACH:.0e} of them for the digits of a float to suffice; lower the precision, "
-            "narrow the pose prior, or centre the points"
+            "narrow the pose prior, or centre the points; if the noise is unknown, give it a prior "
+            "that keeps away from zero, such as a LogNormal, or use gibbs"
         )
 
 
