@@ -116,14 +116,14 @@ def test_without_tempering_r_hat_shows_that_chains_stay_in_their_modes():
 
 
 @pytest.mark.slow
-def test_without_tempering_chains_that_all_begin_in_the_best_mode_say_nothing_of_the_others():
-    """R-hat cannot show it: where all chains begin is at fault, and the marginals are wrong."""
+def test_without_tempering_chains_stay_in_the_parses_that_they_begin_at():
+    """Those are drawn by their weights, so that R-hat shows it; with tempering they move."""
     scene, exact = STACKED.scenes.take(0), posterior(PROBLEMS[0])
     result = nuts.run(
         STACKED.program, scene, jax.random.key(0), num_warmup=300, num_samples=500, num_chains=8
     )
-    assert result.details["pose_r_hat"] < 1.05
-    assert np.abs(result.match_probs - exact.match_probs).max() > TWO
+    assert result.details["pose_r_hat"] > 1.05
+    assert not result.converged
     assert np.abs(answer(0).match_probs - exact.match_probs).max() < TWO / 2
 
 
