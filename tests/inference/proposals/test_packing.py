@@ -70,7 +70,7 @@ def test_a_wide_beam_finds_the_same(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_values_and_their_bound_are_those_of_plain_loops(seed):
-    given = (*problem(seed), 3.0, 1.0)
+    given = (*problem(seed), 50.0, 1.0)
     found = []
     for choice in itertools.product(range(C + 1), repeat=3):
         wanted = value(choice, *given, 2)
