@@ -10,7 +10,6 @@ One scene at a time, to be mapped over a batch. Hypotheses are the last axis.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -58,6 +57,8 @@ def find(
     worth: Float[Array, "N N"],
     count: int,
     judged: int = MAX_JUDGED,
+    *,
+    tight: bool = True,
 ) -> Candidates:
     """The best candidates of every kind, each with and without any one of its points.
 
@@ -66,31 +67,15 @@ def find(
         worth: what it is worth that a point is a part, before where the part is counts.
         count: candidates of each kind, before points are left out.
         judged: hypotheses of each kind that are judged closely; of more, the most promising ones.
+        tight: match parts to points within a gate; else wherever it is worth more than not to.
     """
-    found = []
-    for kinds, basis, basis_valid in plan.bases:
-        tuples = tuples_of_points(len(model.points), basis.shape[-1])
-        of_kind = functools.partial(
-            _of_kind, model, tuples, gate, worth, count, judged, plan.fewest
-        )
-        first = plan.first[kinds]
-        own = (first, plan.members[first], plan.valid[first], basis, basis_valid)
-        found.append(jax.lax.map(lambda own, f=of_kind: f(*own), jax.tree.map(jnp.asarray, own)))
-    order = np.argsort(np.concatenate([bases.kinds for bases in plan.bases]))
-    return jax.tree.map(lambda *x: jnp.concatenate(_padded(x))[order], *found)
-
-
-def _padded(arrays: Sequence[Array]) -> list[Array]:
-    """Arrays made as long as the longest along their last axis, with what is no candidate."""
-    longest = max(x.shape[-1] for x in arrays)
-    return [
-        jnp.pad(
-            x,
-            [(0, 0)] * (x.ndim - 1) + [(0, longest - x.shape[-1])],
-            constant_values=-1 if x.dtype == int else -jnp.inf,
-        )
-        for x in arrays
-    ]
+    tuples = tuples_of_points(len(model.points), plan.fewest)
+    of_kind = functools.partial(
+        _of_kind, model, tuples, gate, worth, count, judged, plan.fewest, tight
+    )
+    first = plan.first
+    own = (first, plan.members[first], plan.valid[first], plan.bases, plan.basis_valid)
+    return jax.lax.map(lambda own: of_kind(*own), jax.tree.map(jnp.asarray, own))
 
 
 def _of_kind(
@@ -101,6 +86,7 @@ def _of_kind(
     count: int,
     judged: int,
     fewest: int,
+    tight: bool,
     k: Int[Array, ""],
     members: Int[Array, " most"],
     valid: Bool[Array, " most"],
@@ -110,7 +96,8 @@ def _of_kind(
     parts = jax.tree.map(lambda x: jnp.asarray(x)[members], model.parts)
     parts = parts._replace(feature_mask=parts.feature_mask & valid[:, None])
     allowed = valid & jnp.isfinite(model.match_logits[:, members]) & model.seen.any(axis=1)[:, None]
-    near = functools.partial(_nearest, model, parts, allowed)
+    worth = worth[:, members]
+    near = functools.partial(_nearest, model, parts, allowed, None if tight else worth)
 
     # Hypotheses: every tuple of points as every basis.
     frames = frames_of(model, parts, gate[members], k, basis)
@@ -122,7 +109,7 @@ def _of_kind(
     which, row = jnp.divmod(number, len(tuples))
     put = put_on(model, parts, frames, basis, which, jnp.asarray(tuples)[row])
     met = near(put.predicted, put.spread, put.fixed)
-    value = _value(model, parts, put, met, worth[:, members])
+    value = _value(model, parts, put, met, worth)
     value = jnp.where(sound[which, row], value, -jnp.inf)
     met, _, _ = _best_sets(met, value, len(model.points), count)
 
@@ -137,9 +124,10 @@ def _of_kind(
     match = jnp.concatenate([met, fewer], axis=1)
     enough = (match >= 0).sum(axis=0) >= fewest
     score, misfit = log_marginal(model, k, members, match)
-    score = jnp.where(enough, score, -jnp.inf)
-    match, score, kept = _best_sets(match, score, len(model.points), match.shape[1])
-    return Candidates(match, score, misfit[kept])
+    pairs = jnp.where(match >= 0, worth[match, np.arange(len(members))[:, None]], 0.0)
+    value = jnp.where(enough, score + total(pairs, axis=0), -jnp.inf)
+    match, value, kept = _best_sets(match, value, len(model.points), match.shape[1])
+    return Candidates(match, jnp.where(jnp.isfinite(value), score[kept], -jnp.inf), misfit[kept])
 
 
 def _value(
@@ -188,20 +176,28 @@ def _nearest(
     model: LinearGaussianModel,
     parts: Parts,
     allowed: Bool[Array, "N most"],
+    worth: Float[Array, "N most"] | None,
     predicted: Float[Array, "most d H"],
     spread: Float[Array, "most d #H"],
     fixed: Int[Array, "most H"],
 ) -> Int[Array, "most H"]:
-    """The point matched to each part, -1 for none; basis points stay fixed."""
+    """The point matched to each part, -1 for none; basis points stay fixed.
+
+    A point is matched within the gate or, given what it is worth, where that exceeds its misfit.
+    """
     weight = parts.feature_mask[..., None] / spread
-    limit = jnp.asarray(chdtri(np.arange(1, parts.num_features + 1), OUTSIDE))
     seen = model.seen[:, None] & parts.feature_mask  # (N, most, d)
-    squared = sum(
-        model.seen[:, None, j, None]
-        * (weight[:, j] * (model.points[:, None, j, None] - predicted[:, j]) ** 2)
-        for j in range(parts.num_features)
-    )  # (N, most, H)
-    slack = limit[jnp.maximum(seen.sum(axis=-1) - 1, 0)][..., None] - squared
+    if worth is None:
+        limit = jnp.asarray(chdtri(np.arange(1, parts.num_features + 1), OUTSIDE))
+        slack = limit[jnp.maximum(seen.sum(axis=-1) - 1, 0)][..., None]
+        constant = jnp.zeros_like(spread)
+    else:
+        slack = 2 * worth[..., None]
+        constant = jnp.where(parts.feature_mask[..., None], jnp.log(2 * jnp.pi * spread), 0.0)
+    for j in range(parts.num_features):
+        residual = model.points[:, None, j, None] - predicted[:, j]  # (N, most, H)
+        energy = weight[:, j] * residual**2 + constant[:, j]
+        slack = slack - model.seen[:, None, j, None] * energy
     slack = jnp.where(allowed[..., None], slack, 0.0)
     closest = largest(slack, axis=0)
     match = jnp.where(fixed >= 0, fixed, jnp.argmax(slack, axis=0))

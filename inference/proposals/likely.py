@@ -13,21 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from inference.proposals.beam import beam_search
 from inference.proposals.candidates import MAX_JUDGED, TIGHT, Candidates, find
-from inference.proposals.packing import Packing, well_placed
+from inference.proposals.packing import (
+    Columns,
+    Points,
+    best_parses,
+    given_away,
+    relax,
+    value_of,
+    well_placed,
+)
 from inference.proposals.parses import (
     EDGE,
+    NUM_PARSES,
     Odds,
     Parses,
     Pass,
-    claims,
     gains,
     judged_at,
     odds,
-    parses_of,
 )
 from inference.proposals.plan import Plan, make_plan
+from models.numerics.arrays import AnyArray
 from models.numerics.devices import compiled
 from models.program.batches import Reading, with_points
 from models.program.reading import LinearGaussianModel
@@ -49,18 +56,19 @@ class Effort(NamedTuple):
     """Gate variance in units of the noise; zero for the noise capped at `TIGHT`."""
     candidates: int
     """Of each kind, before points are left out; as many as there are parts, at least."""
-    width: int
-    """Of the beam: parses so far that are kept."""
-    more: int
-    """Points of a basis beyond those that fix a pose."""
 
 
-EFFORTS = (
-    Effort(0.0, 8, 16, 0),
-    Effort(1.0, 32, 32, 0),
-    Effort(4.0, 48, 64, 1),
-    Effort(25.0, 256, 128, 2),
-)
+TIGHTEST = Effort(0.0, 8)
+MANY = Effort(1.0, 32)
+WIDEST = 25.0
+"""The largest gate, in units of the noise."""
+PRICED = tuple(Effort(gate, 128) for gate in (1.0, 4.0, WIDEST))
+
+MAX_ROUNDS = 30
+"""Prices that are tried, at most."""
+
+ROUNDING = 1e-6
+"""Nats below which two values are the same."""
 
 
 def passes(
@@ -68,12 +76,14 @@ def passes(
 ) -> Iterator[Pass]:
     """One search per effort, each with a wider gate."""
     num_points, num_scenes = readings[0].model.points.shape[::2]
-    block = int(np.clip(ENTRIES // num_points**2, 1, 64))
     many = readings[0].skeleton.num_objects > MANY_OBJECTS
-    # Through a wide gate many objects have more candidates than can be packed.
-    for effort in EFFORTS[:2] if many else EFFORTS:
-        plan = _Hashable(make_plan(readings, log_prior, effort.more))
+    plan = _Hashable(make_plan(readings, log_prior))
+    # Where parses are ranked by the density of the program, its noise is that of the only gate.
+    priced = PRICED if whole else PRICED[:1]
+    for effort in (TIGHTEST, MANY) if many else (TIGHTEST, *priced):
         compiled = _search(plan, effort, with_points(readings), whole, many)
+        is_priced = effort in PRICED
+        block = 1 if is_priced else int(np.clip(ENTRIES // num_points**2, 1, 64))
 
         def search(some: Int[np.ndarray, " block"], compiled: Search = compiled) -> Parses:
             return compiled([reading.take(some) for reading in readings], log_prior)
@@ -99,85 +109,197 @@ class _Hashable:
         return isinstance(other, _Hashable) and self.name == other.name
 
 
-@functools.lru_cache(maxsize=64)
-def _search(
-    hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole: bool, many: bool
-) -> Search:
-    """Compiled once for each plan and effort.
+class Found(NamedTuple):
+    """The candidates of some scenes, scenes first."""
 
-    Args:
-        many: whether there are more than `MANY_OBJECTS`.
+    known: Odds
+    candidates: Candidates
+    """In each of the states in which objects may have points."""
+    gain: Float[AnyArray, "scenes K SC"]
+    present: Bool[AnyArray, "scenes N"]
+    whole: bool
+    """Whether whole objects are preferred; else an object may have any one point."""
+
+    def columns(self, i: int, plan: Plan, states: tuple[int, ...]) -> Columns:
+        """The candidates of a scene as columns of a packing problem."""
+        groups = np.unique(plan.twin)
+        gain = np.asarray(self.gain[i])[groups]
+        group, cell = np.nonzero(np.isfinite(gain))
+        state, number = np.divmod(cell, self.candidates.score.shape[-1])
+        kind = plan.kind[groups[group]]
+        match = np.asarray(self.candidates.match[i])[state, kind, :, number]
+        points = (match[..., None] == np.arange(len(self.present[i]))).any(axis=1)
+        misfit = np.asarray(self.candidates.misfit[i])[state, kind, number]
+        columns = Columns(group, np.array(states)[state], match, points, gain[group, cell], misfit)
+        return columns if self.whole else columns.joined(self._single(i, plan))
+
+    def _single(self, i: int, plan: Plan) -> Columns:
+        """Objects with one point each, on the part and in the state that like it best."""
+        groups, rows = np.unique(plan.twin), np.flatnonzero(self.present[i])
+        group, row = (x.ravel() for x in np.meshgrid(np.arange(len(groups)), rows, indexing="ij"))
+        parts = plan.members[groups]  # padded with parts of the same object
+        weight = np.asarray(self.known.single[i])[:, row[:, None], parts[group]]  # (S, x, most)
+        state, part = np.unravel_index(
+            np.moveaxis(weight, 0, 1).reshape(len(row), -1).argmax(axis=1),
+            (len(weight), parts.shape[1]),
+        )
+        each = np.arange(len(row))
+        match = np.full((len(row), parts.shape[1]), -1)
+        match[each, part] = row
+        points = row[:, None] == np.arange(len(self.present[i]))
+        gain = weight[state, each, part] - np.asarray(self.known.alone[i])[row]
+        return Columns(group, state, match, points, gain, np.zeros(len(row))).take(
+            np.isfinite(gain)
+        )
+
+    def points(self, i: int) -> Points:
+        """The points of a scene, and what it costs to leave them over."""
+        outside, lack = (float(x[i]) for x in (self.known.outside, self.known.lack))
+        return Points(np.asarray(self.present[i]), outside, lack, self.whole)
+
+
+@functools.lru_cache(maxsize=64)
+def _finder(
+    hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole: bool
+) -> Callable[..., Found]:
+    """The search for candidates, compiled once for each plan and effort.
+
+    It takes the models at each state, which points may have candidates, the prices of the points,
+    and the log prior of the states.
     """
-    plan = hashable.plan
+    plan, is_priced = hashable.plan, effort in PRICED
     count = max(effort.candidates, len(plan.owner))
 
     def gate_of(model: LinearGaussianModel) -> Float[Array, "N d"]:
         variance = model.parts.variance
         return effort.gate * variance if effort.gate else jnp.minimum(variance, TIGHT)
 
-    def candidates_of(
+    def find_candidates(
         models: tuple[LinearGaussianModel, ...],
+        among: Bool[Array, " N"],
+        price: Float[Array, " N"],
         log_prior: Float[Array, "S K"],
-        among: Bool[Array, " N"] | None = None,
-    ) -> tuple[LinearGaussianModel, Odds, Candidates]:
+    ) -> tuple[Odds, Candidates, Array, Array]:
         judged = [judged_at(model, gate_of(model)) if whole else model for model in models]
-        outside = EDGE if whole else EDGE * EFFORTS[-1].gate
+        outside = EDGE if whole else EDGE * WIDEST
         known = odds(judged, log_prior, plan.owner, outside, EDGE if whole else 0.0)
-        found: list[Candidates] = []
+        each: list[Candidates] = []
         for s in states:
-            worth = known.pair[s] - known.alone[:, None]
+            gate = gate_of(models[s])
+            worth = known.pair[s] + known.lack - (known.alone + price)[:, None]
             # Through a wide gate many points are near, and a table of them tells little.
             few = effort.gate and len(plan.owner) <= MANY_PARTS
             number = 16 * MAX_JUDGED if few else MAX_JUDGED
-            seen = judged[s].seen if among is None else judged[s].seen & among[:, None]
-            own = replace(judged[s], seen=seen)
-            found.append(find(own, plan, gate_of(models[s]), worth, count, number))
-        return judged[states[0]], known, jax.tree.map(lambda *x: jnp.stack(x), *found)
+            own = replace(judged[s], seen=judged[s].seen & among[:, None])
+            one = find(own, plan, gate, worth, count, number, tight=not is_priced)
+            ratio = (gate / judged[s].parts.variance).min(axis=1)
+            narrowest = jnp.where(plan.owner < len(plan.kind), ratio, jnp.inf).min()
+            each.append(one._replace(misfit=one.misfit / (EDGE * narrowest)))
+        found = jax.tree.map(lambda *x: jnp.stack(x), *each)
+        present = judged[states[0]].seen.any(axis=1)
+        return known, found, gains(known, plan, found, states), present
 
-    def to_pack(
-        models: tuple[LinearGaussianModel, ...],
-        among: Bool[Array, " N"],
-        log_prior: Float[Array, "S K"],
-    ) -> Packing:
-        model, known, found = candidates_of(models, log_prior, among)
-        gain, present = gains(known, plan, found, states), model.seen.any(axis=1)
-        claimed = claims(found, len(present))
-        kept = beam_search(gain, claimed, present, plan, effort.width)
-        return Packing(known, found, gain, claimed, present, kept)
+    mapped = over_scenes(find_candidates, 2)
 
-    def ranked(
-        models: tuple[LinearGaussianModel, ...],
-        known: Odds,
-        found: Candidates,
-        choice: Int[Array, "W K"],
-    ) -> Parses:
-        own = models[states[0]]
-        judged = judged_at(own, gate_of(own)) if whole else own
-        parses = parses_of(judged, known, plan, found, states, choice)
-        ratio = (gate_of(own) / judged.parts.variance).min(axis=1)
-        narrowest = jnp.where(plan.owner < len(plan.kind), ratio, jnp.inf).min()
-        return parses._replace(misfit=parses.misfit / (EDGE * narrowest))
+    def finder(*given: Any) -> Found:
+        known, found, gain, present = jax.tree.map(np.asarray, mapped(*given))
+        return Found(known, found, gain, present, whole)
 
-    search, finish = over_scenes(to_pack, 1), over_scenes(ranked, 3)
+    return finder
+
+
+def _search(
+    hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole: bool, many: bool
+) -> Search:
+    """The search for parses.
+
+    Args:
+        many: whether there are more than `MANY_OBJECTS`.
+    """
+    plan, find_candidates = hashable.plan, _finder(hashable, effort, states, whole)
 
     def by_packing(
         models: list[LinearGaussianModel], log_prior: Float[np.ndarray, "S K"]
     ) -> Parses:
         seen = np.asarray(models[0].seen).any(axis=1).T
         every = np.broadcast_to(seen, (models[0].points.shape[-1], len(plan.owner)))
-        found = jax.tree.map(np.asarray, search(models, every, log_prior))
-        # Through a wide gate few objects have more candidates than can be packed in time.
-        choice = found.choices(plan) if many or not effort.gate else found.kept
-        parses = finish(models, found.known, found.candidates, choice)
-        if many and np.asarray(parses.left_over)[:, 0].any():
+        free = np.zeros(every.shape)
+
+        def candidates(
+            price: Float[np.ndarray, "scenes N"],
+            among: Bool[np.ndarray, "scenes N"] = every,
+            find: Callable[..., Found] = find_candidates,
+        ) -> Found:
+            return find(models, among, price, log_prior)
+
+        found = candidates(free)
+        columns = [found.columns(i, plan, states) for i in range(len(every))]
+        if effort in PRICED:
+            (own,) = columns
+            if not whole:  # the same densities: what a tight gate shows counts, too
+                tight = candidates(free, every, _finder(hashable, TIGHTEST, states, whole))
+                own = own.joined(tight.columns(0, plan, states))
+            columns = [_priced(own, candidates, found.points(0), plan, states)]
+        parses = [_parses(own, found, i, plan) for i, own in enumerate(columns)]
+        if many and any(own.left_over[0] for own in parses):
             # Among few points an object with few points comes to light.
-            doubtful = every & ~well_placed(np.asarray(parses.match)[:, 0], plan)
-            more = jax.tree.map(np.asarray, search(models, doubtful, log_prior))
-            found = found.joined(more, len(states))
-            parses = finish(models, found.known, found.candidates, found.choices(plan))
-        return parses
+            sure = np.stack([well_placed(own.match[0], plan) for own in parses])
+            more = candidates(free, every & ~sure)
+            columns = [own.joined(more.columns(i, plan, states)) for i, own in enumerate(columns)]
+            parses = [_parses(own, found, i, plan) for i, own in enumerate(columns)]
+        return jax.tree.map(lambda *x: np.stack(x), *parses)
 
     return by_packing
+
+
+def _priced(
+    columns: Columns,
+    candidates: Callable[[Float[np.ndarray, "1 N"]], Found],
+    points: Points,
+    plan: Plan,
+    states: tuple[int, ...],
+) -> Columns:
+    """Column generation: candidates that are best at the prices of the points.
+
+    Through a wide gate an object has thousands of candidates that are nearly as good as the best
+    one, most of which take points that other objects need. The prices say how much they need them.
+    Candidates that are worth more than their points change the prices, until there are none.
+    """
+    for _ in range(MAX_ROUNDS):
+        price = relax(columns, points, plan)
+        new = candidates(price.point[None]).columns(0, plan, states)
+        gained = -given_away(new, price, points, plan).min(initial=0.0)
+        columns = columns.joined(new)
+        if gained < ROUNDING:
+            break
+    return columns
+
+
+def _parses(columns: Columns, found: Found, i: int, plan: Plan) -> Parses:
+    """The best parses of a scene."""
+    points = found.points(i)
+    price = relax(columns, points, plan)
+    chosen = best_parses(columns, price, points, plan, NUM_PARSES)
+    num_objects, known = len(plan.kind), found.known
+    match = np.full((NUM_PARSES, len(plan.owner)), -1)
+    state = np.tile(known.state[i].argmax(axis=0), (NUM_PARSES, 1))
+    value, misfit = np.full(NUM_PARSES, -np.inf), np.zeros(NUM_PARSES)
+    number = np.zeros((NUM_PARSES, num_objects), int)
+    for w, own in enumerate(map(columns.take, chosen)):
+        twins = [list(np.flatnonzero(plan.twin == k)) for k in np.unique(plan.twin)]
+        for c, group in enumerate(own.group):
+            k = twins[group].pop(0)
+            match[w, plan.members[k][plan.valid[k]]] = own.match[c][plan.valid[k]]
+            state[w, k], number[w, k] = own.state[c], own.points[c].sum()
+        value[w], misfit[w] = value_of(own, points, plan), own.misfit.sum()
+    left_over = points.present.sum() - number.sum(axis=1)
+    enough = np.minimum(plan.fewest + 1, plan.sizes)
+    is_clear = (left_over <= plan.num_slots) & ((number == 0) | (number >= enough)).all(axis=1)
+    of_part = np.append(state, np.zeros_like(state[:, :1]), axis=1)[:, plan.owner]
+    may_miss = known.may_miss[i][of_part, np.arange(len(plan.owner))] | (plan.owner == num_objects)
+    is_clear &= (may_miss | (match >= 0)).all(axis=1)
+    missing = ((number > 0) * (plan.sizes - number)).sum(axis=1)
+    return Parses(match, state, value, misfit, left_over, missing, is_clear)
 
 
 def over_scenes(function: Callable[..., Any], batched: int = 0) -> Callable[..., Any]:

@@ -1,8 +1,10 @@
-"""The best parse of a scene with many objects: a set-packing problem, solved by HiGHS.
+"""The best parses of a scene, put together from candidates: a set-packing problem.
 
-A beam (`inference.proposals.beam`) has many good parses, but may lose the best one: candidates
-share points, and what is right shows only when nearly all objects are placed. As an integer program
-the best one takes a fraction of a second.
+An object has at most one candidate, and candidates share no point. The relaxed problem, in which
+fractions of candidates may be taken, is a linear program. Its dual variables say what each point
+and each object is worth, and so how much a candidate gives away. What the candidates of a parse
+give away adds up to what the parse is worth less than the relaxed optimum: the best parses are made
+of candidates that give little away, and can be listed.
 """
 
 from typing import NamedTuple
@@ -10,181 +12,247 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import linprog
 from scipy.sparse import csr_array, hstack, vstack
 
-from inference.proposals.candidates import Candidates
-from inference.proposals.parses import Odds
 from inference.proposals.plan import Plan
-from models.numerics.arrays import AnyArray
 
-ROUNDING = 1e-6
-"""Nats below which two values are the same."""
+NEAR = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Nats below the relaxed optimum within which parses are listed, one after another."""
 
-MAX_NODES, SECONDS = 1000, 2.0
-"""Branches and time after which the best parse so far is taken."""
+ENOUGH = 8.0
+"""Nats beyond which further parses are not looked for."""
 
+MAX_PARTIAL = 1 << 15
+"""Partial parses that are continued; of more, those that have given the least away."""
 
-class Packing(NamedTuple):
-    """The packing problems of some scenes."""
+MAX_LISTED = 256
+"""Parses that are compared by their value; of more, those that have given the least away."""
 
-    known: Odds
-    candidates: Candidates
-    gain: Float[AnyArray, "scenes K SC"]
-    claims: Bool[AnyArray, "scenes kinds N SC"]
-    present: Bool[AnyArray, "scenes N"]
-    kept: Int[AnyArray, "scenes W K"]
-    """The candidate of each object in the parses of the beam."""
-
-    def choices(self, plan: Plan) -> Int[np.ndarray, "scenes W+1 K"]:
-        """The parses of the beam, and the best packing where it is not sure to be among them."""
-        costs = (self.known.outside, self.known.lack)
-        each = zip(self.gain, self.claims, self.present, *costs, self.kept, strict=True)
-        return np.array([_with_best(*own, plan=plan) for own in each])
-
-    def joined(self, other: "Packing", num_states: int) -> "Packing":
-        """The candidates of both, those of each state together."""
-
-        def side_by_side(*both: np.ndarray) -> np.ndarray:
-            apart = (x.reshape(*x.shape[:-1], num_states, -1) for x in both)
-            whole = np.concatenate(list(apart), axis=-1)
-            return whole.reshape(*whole.shape[:-2], -1)
-
-        candidates = (self.candidates, other.candidates)
-        return self._replace(
-            candidates=jax.tree.map(lambda *x: np.concatenate(x, axis=-1), *candidates),
-            gain=side_by_side(self.gain, other.gain),
-            claims=side_by_side(self.claims, other.claims),
-            kept=np.full_like(self.kept, -1),  # they number the candidates of one of them
-        )
+MAX_PAIRS = 1 << 20
+"""Pairs of a partial parse and a column that are looked at together, which bounds memory."""
 
 
-def _with_best(
-    gain: Float[np.ndarray, "K C"],
-    claims: Bool[np.ndarray, "kinds N C"],
-    present: Bool[np.ndarray, " N"],
-    outside: float,
-    lack: float,
-    kept: Int[np.ndarray, "W K"],
-    *,
-    plan: Plan,
-) -> Int[np.ndarray, "W+1 K"]:
-    """Some parses, and the best one where it may not be among them; else no parse, -1."""
-    values = [
-        value_of(choice, gain, claims, present, outside, lack, plan=plan)
-        for choice in kept
-        if (choice >= 0).all()
-    ]
-    other = np.full_like(kept[:1], -1)
-    if max(values, default=-np.inf) < upper_bound(gain, claims, plan) - ROUNDING:
-        best = best_packing(gain, claims, present, outside, lack, plan=plan)
-        if not (kept == best).all(axis=1).any():
-            other = best[None]
-    return np.concatenate([kept, other])
+class Points(NamedTuple):
+    """The points of a scene, and what it costs to leave them over (see `Odds`)."""
+
+    present: Bool[np.ndarray, " N"]
+    outside: float
+    lack: float
+    free: bool
+    """Whether objects without a candidate have a point each at no cost."""
 
 
-def value_of(
-    choice: Int[np.ndarray, " K"],
-    gain: Float[np.ndarray, "K C"],
-    claims: Bool[np.ndarray, "kinds N C"],
-    present: Bool[np.ndarray, " N"],
-    outside: float,
-    lack: float,
-    *,
-    plan: Plan,
-) -> float:
-    """The value of a parse, as `inference.proposals.parses` has it."""
-    placed = np.flatnonzero(choice < gain.shape[1])
-    taken = int(sum(claims[plan.kind[k], :, choice[k]].sum() for k in placed))
-    left_over = int(present.sum()) - taken
-    beyond = left_over - (len(choice) - len(placed)) - plan.num_slots
-    cost = max(lack * left_over, outside * max(beyond, 0))
-    return float(gain[placed, choice[placed]].sum() - cost)
+class Columns(NamedTuple):
+    """The columns of the problem: candidates, each for any one of several twins."""
+
+    group: Int[np.ndarray, " x"]
+    """The number of the twins, in the order of `np.unique(plan.twin)`."""
+    state: Int[np.ndarray, " x"]
+    match: Int[np.ndarray, "x most"]
+    """The point of each part, -1 for none."""
+    points: Bool[np.ndarray, "x N"]
+    gain: Float[np.ndarray, " x"]
+    """What the candidate adds to the value of a parse."""
+    misfit: Float[np.ndarray, " x"]
+
+    def take(self, which: Bool[np.ndarray, " x"] | Int[np.ndarray, " y"]) -> "Columns":
+        """Some of them."""
+        return jax.tree.map(lambda x: x[which], self)
+
+    def joined(self, other: "Columns") -> "Columns":
+        """Both, the best one of each set of points."""
+        both: Columns = jax.tree.map(lambda *x: np.concatenate(x), self, other)
+        order = np.argsort(-both.gain, kind="stable")
+        what = np.column_stack([both.group, both.state, both.points])[order]
+        _, first = np.unique(what, axis=0, return_index=True)
+        return both.take(order[np.sort(first)])
 
 
-def upper_bound(
-    gain: Float[np.ndarray, "K C"], claims: Bool[np.ndarray, "kinds N C"], plan: Plan
-) -> float:
-    """What no parse is worth more than.
+class Prices(NamedTuple):
+    """The relaxed optimum."""
 
-    Each object has its best candidate, of twins each candidate counting once. Or each point has its
-    best share of a candidate's gain. The smaller of the two sums.
+    value: float
+    """No parse that is made of the columns is worth more."""
+    rows: Float[np.ndarray, " rows"]
+    """The dual variables, of constraints that are upper limits: at most zero."""
+    point: Float[np.ndarray, " N"]
+    """What a point is worth to other objects, less what it costs to leave it over."""
+
+
+def _constraints(
+    columns: Columns, points: Points, plan: Plan
+) -> tuple[csr_array, Float[np.ndarray, " rows"]]:
+    """Rows over the columns and the cost, and their upper limits.
+
+    Each point has at most one candidate, each object, too, and
+
+        cost >= lack * (points left over)
+        cost >= outside * (points left over beyond slots of clutter and objects that are free)
     """
-    gain = np.maximum(gain, 0.0)
-    twins = zip(*np.unique(plan.twin, return_counts=True), strict=True)
-    of_objects = sum(np.sort(gain[k])[-copies:].sum() for k, copies in twins)
-    share = np.zeros((len(plan.first), gain.shape[1]))  # of a kind, that of its best object
-    np.maximum.at(share, plan.kind, gain)
-    share /= np.maximum(claims.sum(axis=1), 1)
-    of_points = np.where(claims, share[:, None], 0.0).max(axis=(0, 2)).sum()
-    return float(min(of_objects, of_points))
+    copies = _copies(plan)
+    objects = np.arange(len(copies))[:, None] == columns.group
+    covered = columns.points.sum(axis=1)
+    costs = np.stack([-points.lack * covered, -points.outside * (covered - points.free)])
+    count, free = points.present.sum(), points.free * copies.sum() + plan.num_slots
+    rows = vstack([csr_array(x.astype(float)) for x in (columns.points.T, objects, costs)])
+    of_cost = np.append(np.zeros(rows.shape[0] - 2), [-1.0, -1.0])[:, None]
+    limits = [-points.lack * count, -points.outside * (count - free)]
+    upper = np.concatenate([np.ones(len(points.present)), copies, limits])
+    return hstack([rows, csr_array(of_cost)]).tocsr(), upper
 
 
-def best_packing(
-    gain: Float[np.ndarray, "K C"],
-    claims: Bool[np.ndarray, "kinds N C"],
-    present: Bool[np.ndarray, " N"],
-    outside: float,
-    lack: float,
-    *,
-    plan: Plan,
-) -> Int[np.ndarray, " K"]:
-    """The candidate of each object, or C for none, in the parse of the largest value.
+def _copies(plan: Plan) -> Int[np.ndarray, " groups"]:
+    return np.unique(plan.twin, return_counts=True)[1]
 
-        maximise    gain' x - cost
-        subject to  each point has at most one candidate, each object, too,
-                    cost >= lack * (points left over),
-                    cost >= outside * (points left over beyond free objects and slots of clutter)
 
-    Twins, objects that differ in nothing, share their candidates.
+def relax(columns: Columns, points: Points, plan: Plan) -> Prices:
+    """Solve the relaxed problem."""
+    rows, upper = _constraints(columns, points, plan)
+    found = linprog(np.append(-columns.gain, 1.0), A_ub=rows, b_ub=upper)
+    dual = found.ineqlin.marginals
+    left_over = points.lack * dual[-2] + points.outside * dual[-1]
+    return Prices(-found.fun, dual, left_over - dual[: len(points.present)])
 
-    Args:
-        gain: what each candidate of each object adds to the value of a parse.
-        claims: the points of each candidate.
-        present: which rows are points.
-        outside, lack: what points that are left over cost; see `Odds`.
+
+def given_away(
+    columns: Columns, price: Prices, points: Points, plan: Plan
+) -> Float[np.ndarray, " x"]:
+    """What the points and the object of each column are worth beyond what it adds."""
+    rows, _ = _constraints(columns, points, plan)
+    return -columns.gain - (rows.T @ price.rows)[:-1]
+
+
+def value_of(parse: Columns, points: Points, plan: Plan) -> float:
+    """The value of a parse: what its columns add, less what points that are left over cost."""
+    left_over = points.present.sum() - parse.points.sum()
+    free = points.free * (len(plan.kind) - len(parse.gain))
+    beyond = left_over - free - plan.num_slots
+    cost = max(points.lack * left_over, points.outside * max(beyond, 0))
+    return float(parse.gain.sum() - cost)
+
+
+def best_parses(
+    columns: Columns, price: Prices, points: Points, plan: Plan, count: int
+) -> list[Int[np.ndarray, " columns"]]:
+    """The columns of the best parses, best first.
+
+    The first is the best of all, unless more than `MAX_PARTIAL` partial parses were to be continued
+    or none is within the largest of `NEAR`.
     """
-    num_objects, some = gain.shape
-    groups, of_object = np.unique(plan.twin, return_inverse=True)
-    worthy = [np.flatnonzero(np.isfinite(gain[k])) for k in groups]
-    group = np.repeat(np.arange(len(groups)), [len(own) for own in worthy])
-    number = np.concatenate(worthy)
-    points = csr_array(claims[plan.kind[groups[group]], :, number].T.astype(float))  # (N, x)
-    objects = csr_array((np.arange(len(groups))[:, None] == group).astype(float))
-    covered, placed = points.sum(axis=0), np.ones(len(number))
-    # Both costs, with what does not depend on x on the right.
-    costs = csr_array(np.stack([-lack * covered, -outside * (covered - placed)]))
-    count = int(present.sum())
-    limits = -np.array([lack * count, outside * (count - num_objects - plan.num_slots)])
-    rows = vstack([hstack([x, csr_array((x.shape[0], 1))]) for x in (points, objects)])
-    costs = hstack([costs, csr_array(-np.ones((2, 1)))])
-    upper = np.concatenate([np.ones(len(present)), np.bincount(of_object), limits])
-    found = milp(
-        np.append(-gain[groups[group], number], 1.0),
-        integrality=np.append(np.ones(len(number)), 0),
-        bounds=Bounds(0, np.append(np.ones(len(number)), np.inf)),
-        constraints=LinearConstraint(vstack([rows, costs]).tocsr(), -np.inf, upper),
-        # Values are large, and nats count.
-        options={"node_limit": MAX_NODES, "time_limit": SECONDS, "mip_rel_gap": 0.0},
+    loss = np.maximum(given_away(columns, price, points, plan), 0.0)
+    best: list[Int[np.ndarray, " columns"]] = [np.zeros(0, int)]
+    for near in NEAR:
+        listed, is_all = _parses_within(near, loss, columns, price, points, plan)
+        if not any(set(own) == set(best[0]) for own in listed):
+            listed.append(best[0])
+        values = np.array([value_of(columns.take(own), points, plan) for own in listed])
+        order = np.argsort(-values, kind="stable")
+        is_near = price.value - values[order] <= near
+        best = [listed[i] for i in order[: max(1, min(count, is_near.sum()))]]
+        if is_near[0] and (len(best) == count or near >= ENOUGH or not is_all):
+            break
+    return best
+
+
+class _Partial(NamedTuple):
+    """Partial parses."""
+
+    settled: Int[np.ndarray, "partial words"]
+    """Points that have a candidate or are left over, one bit each."""
+    used: Int[np.ndarray, "partial groups"]
+    loss: Float[np.ndarray, " partial"]
+    chosen: Int[np.ndarray, "partial K"]
+    """Columns, -1 for those that are still to be chosen."""
+
+
+def _parses_within(
+    near: float,
+    loss: Float[np.ndarray, " x"],
+    columns: Columns,
+    price: Prices,
+    points: Points,
+    plan: Plan,
+) -> tuple[list[Int[np.ndarray, " columns"]], bool]:
+    """The parses that give away less than `near`, and whether these are all.
+
+    Each partial parse is continued at the free point that the fewest columns have: it is given to
+    one of them, or left over.
+    """
+    copies = _copies(plan)
+    kept = np.flatnonzero(loss < near)
+    kept = kept[np.argsort(loss[kept], kind="stable")]
+    loss, group, claimed = loss[kept], columns.group[kept], columns.points[kept][:, points.present]
+    left_over = -price.rows[: len(points.present)][points.present]
+    bits, bit_of = _words(claimed), _words(np.eye(claimed.shape[1], dtype=bool))
+    scarcity = np.argsort(np.argsort(claimed.sum(axis=0), kind="stable"))
+    with_point = [np.flatnonzero(own) for own in claimed.T]
+
+    def continued(states: _Partial, point: int) -> list[_Partial]:
+        some = states.loss + left_over[point] < near
+        over = jax.tree.map(lambda x: x[some], states)
+        more = [
+            over._replace(settled=over.settled | bit_of[point], loss=over.loss + left_over[point])
+        ]
+        own = with_point[point]
+        step = max(1, MAX_PAIRS // max(len(own), 1))
+        for i in range(0, len(states.loss), step):
+            block = jax.tree.map(lambda x, i=i: x[i : i + step], states)
+            fits = block.loss[:, None] + loss[own] < near
+            fits &= (block.used < copies)[:, group[own]]
+            for word, mine in zip(block.settled.T, bits[own].T, strict=True):
+                fits &= (word[:, None] & mine) == 0
+            state, column = np.nonzero(fits)
+            new = jax.tree.map(lambda x, state=state: x[state], block)
+            column, rows = own[column], np.arange(len(column))
+            new.chosen[rows, new.used.sum(axis=1)] = kept[column]
+            new.used[rows, group[column]] += 1
+            more.append(
+                new._replace(settled=new.settled | bits[column], loss=new.loss + loss[column])
+            )
+        return more
+
+    num_points = claimed.shape[1]
+    states = _Partial(
+        np.zeros((1, bits.shape[1]), np.uint64),
+        np.zeros((1, len(copies)), int),
+        np.zeros(1),
+        np.full((1, len(plan.kind)), -1),
     )
-    choice = np.full(num_objects, some)
-    if found.x is None:  # no parse within so many branches
-        return choice
-    for j in range(len(groups)):
-        own = number[(group == j) & (found.x[:-1] > 0.5)]
-        choice[np.flatnonzero(of_object == j)[: len(own)]] = own
-    return choice
+    whole: list[_Partial] = []
+    is_all = True
+    for _ in range(num_points + 1):
+        is_free = ~(states.settled[:, None] & bit_of).any(axis=2)
+        is_whole = ~is_free.any(axis=1)
+        whole.append(jax.tree.map(lambda x, some=is_whole: x[some], states))
+        states = jax.tree.map(lambda x, some=~is_whole: x[some], states)
+        if not len(states.loss):
+            break
+        pivot = np.where(is_free[~is_whole], scarcity, num_points).argmin(axis=1)
+        more = [
+            new
+            for point in np.unique(pivot)
+            for new in continued(jax.tree.map(lambda x, own=pivot == point: x[own], states), point)
+        ]
+        states = jax.tree.map(lambda *x: np.concatenate(x), *more)
+        if len(states.loss) > MAX_PARTIAL:
+            is_all = False
+            least = np.argpartition(states.loss, MAX_PARTIAL)[:MAX_PARTIAL]
+            states = jax.tree.map(lambda x, least=least: x[least], states)
+    found = np.concatenate([own.chosen for own in whole])
+    least = np.argsort(np.concatenate([own.loss for own in whole]), kind="stable")
+    return [row[row >= 0] for row in found[least[:MAX_LISTED]]], is_all
 
 
-def well_placed(match: Int[np.ndarray, "scenes N"], plan: Plan) -> Bool[np.ndarray, "scenes N"]:
+def _words(rows: Bool[np.ndarray, "rows N"]) -> Int[np.ndarray, "rows words"]:
+    """Sets of points as numbers of 64 bits."""
+    padded = np.zeros((len(rows), max(1, -(-rows.shape[1] // 64)) * 64), bool)
+    padded[:, : rows.shape[1]] = rows
+    return np.packbits(padded, axis=1, bitorder="little").view(np.uint64)
+
+
+def well_placed(match: Int[np.ndarray, " N"], plan: Plan) -> Bool[np.ndarray, " N"]:
     """The points of objects that have two more than would fix any pose."""
-    is_enough = np.stack(
-        [
-            (match[:, plan.owner == k] >= 0).sum(axis=1) >= plan.fewest + 2
-            for k in range(len(plan.kind))
-        ],
-        axis=1,
-    )
-    of_part = np.append(is_enough, np.zeros((len(match), 1), bool), axis=1)[:, plan.owner]
-    rows = np.arange(len(plan.owner))
-    return ((match[..., None] == rows) & of_part[..., None]).any(axis=1)
+    met = [match[plan.owner == k] for k in range(len(plan.kind))]
+    sure = [own[own >= 0] for own in met if (own >= 0).sum() >= plan.fewest + 2]
+    return np.isin(np.arange(len(match)), np.concatenate([*sure, np.zeros(0, int)]))

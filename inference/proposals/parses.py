@@ -41,6 +41,8 @@ class Odds(NamedTuple):
     """Weight of each pair of a point and a part, relative to the part being missing."""
     state: Float[Array, "S K"]
     """Weight of each state with all parts missing, relative to the best one."""
+    single: Float[Array, "S N N"]
+    """Log weight and density of each pair if the object has no other point."""
     alone: Float[Array, " N"]
     """Log density of each point by itself, on the part or slot for clutter that likes it best."""
     may_miss: Bool[Array, "S N"]
@@ -111,7 +113,7 @@ def odds(
     opened = jnp.append(state, jnp.zeros((len(models), 1)), axis=1)[:, owner]  # clutter is free
     single = jnp.stack([pair_log_density(model) for model in models]) + pair + opened[:, None]
     others = (jnp.isfinite(weight), jnp.asarray(outside), jnp.asarray(lack))
-    return Odds(pair, state, single.max(axis=(0, 2)), *others)
+    return Odds(pair, state, single, single.max(axis=(0, 2)), *others)
 
 
 def _missing(model: LinearGaussianModel, never: float) -> Float[Array, " N"]:
@@ -132,69 +134,6 @@ def pair_log_density(model: LinearGaussianModel) -> Float[Array, "N N"]:
     counted = model.seen[:, None] & parts.feature_mask
     energy = (model.points[:, None] - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance)
     return -0.5 * jnp.where(counted, energy, 0.0).sum(axis=-1)
-
-
-def claims(candidates: Candidates, num_points: int) -> Bool[Array, "kinds N SC"]:
-    """Which points each candidate of each kind has, those of all states together."""
-    return (_joined(candidates.match)[:, :, None] == jnp.arange(num_points)[:, None]).any(axis=1)
-
-
-def parses_of(
-    model: LinearGaussianModel,
-    odds: Odds,
-    plan: Plan,
-    candidates: Candidates,
-    states: tuple[int, ...],
-    choice: Int[Array, "W K"],
-) -> Parses:
-    """The parses in which each object has the candidate of that number, or none, best first.
-
-    Args:
-        candidates: of objects in each of the `states`, with that axis first.
-        states: those in which objects may have points.
-        choice: by number among the candidates of all states; one more than there are means none,
-            and -1 that this is no parse.
-    """
-    num_objects = len(plan.kind)
-    gain = gains(odds, plan, candidates, states)  # (K, S C)
-    some = gain.shape[1]
-    placed, chosen = (choice >= 0) & (choice < some), jnp.clip(choice, 0, some - 1)
-    joined = _joined(candidates.match)
-    match = jnp.full((len(choice), len(plan.owner)), -1)
-    for k, (members, valid) in enumerate(zip(plan.members, plan.valid, strict=True)):
-        own = joined[plan.kind[k]][:, chosen[:, k]]
-        match = match.at[:, members[valid]].set(jnp.where(placed[:, k], own, -1)[valid].T)
-
-    def total(of_candidates: Float[Array, "K SC"]) -> Float[Array, " W"]:
-        own = jnp.take_along_axis(of_candidates, chosen.T, axis=1).T
-        return jnp.where(placed, own, 0.0).sum(axis=1)
-
-    state = jnp.asarray(states)[chosen // (some // len(states))]
-    state = jnp.where(placed, state, jnp.argmax(odds.state, axis=0))
-    number = jnp.stack([(match[:, plan.owner == k] >= 0).sum(1) for k in range(num_objects)], 1)
-    left_over = model.seen.any(axis=1).sum() - number.sum(axis=1)
-    # A free object and a slot can have a point alone; others are outside of some part's gate.
-    alone = (~placed).sum(axis=1) + plan.num_slots
-    unexplained = jnp.maximum(
-        odds.lack * left_over, odds.outside * jnp.maximum(left_over - alone, 0)
-    )
-    value = jnp.where((choice >= 0).all(axis=1), total(gain) - unexplained, -jnp.inf)
-    enough = jnp.minimum(plan.fewest + 1, plan.sizes)
-    is_clear = (left_over <= plan.num_slots) & ((number == 0) | (number >= enough)).all(axis=1)
-    of_part = jnp.append(state, jnp.zeros_like(state[:, :1]), axis=1)[:, plan.owner]
-    may_miss = odds.may_miss[of_part, jnp.arange(len(plan.owner))] | (plan.owner == num_objects)
-    is_clear &= (may_miss | (match >= 0)).all(axis=1)
-    misfit = total(_joined(candidates.misfit)[plan.kind])
-    missing = (placed * (plan.sizes - number)).sum(axis=1)
-    ranked = jnp.argsort(-value)
-    found = Parses(match, state, value, misfit, left_over, missing, is_clear)
-    return jax.tree.map(lambda x: x[ranked], found)
-
-
-def _joined(of_states: Float[Array, "S kinds *most C"]) -> Float[Array, "kinds *most SC"]:
-    """Candidates of all states side by side."""
-    moved = jnp.moveaxis(of_states, 0, -2)
-    return moved.reshape(*moved.shape[:-2], -1)
 
 
 def gains(

@@ -1,7 +1,6 @@
 """The plan of a search: kinds of objects, and the parts that tuples of points are put on."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,9 +11,6 @@ from models.program.batches import Reading, kinds, twins
 
 MAX_TUPLES = 1 << 14
 """Tuples of points that are tried as a basis, beyond which some are drawn at random."""
-
-MAX_HYPOTHESES = 1 << 13
-"""Tuples of points on bases of an object up to which a basis is larger than it need be."""
 
 
 class Plan(NamedTuple):
@@ -32,8 +28,9 @@ class Plan(NamedTuple):
     valid: Bool[np.ndarray, "K most"]
     fewest: int
     """Points that fix a pose."""
-    bases: tuple["Bases", ...]
-    """Of all kinds, those with bases of the same size together."""
+    bases: Int[np.ndarray, "kinds bases size"]
+    """Parts that a tuple of points is put on, by place among the members; padded with the first."""
+    basis_valid: Bool[np.ndarray, "kinds bases"]
 
     @property
     def sizes(self) -> Int[np.ndarray, " K"]:
@@ -46,24 +43,12 @@ class Plan(NamedTuple):
         return int((self.owner == len(self.kind)).sum())
 
 
-class Bases(NamedTuple):
-    """Parts of some kinds of objects that a tuple of points is put on."""
-
-    kinds: Int[np.ndarray, " some"]
-    parts: Int[np.ndarray, "some bases size"]
-    """By place among the members; padded with the first basis."""
-    valid: Bool[np.ndarray, "some bases"]
-
-
-def make_plan(
-    readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"], more: int = 0
-) -> Plan:
+def make_plan(readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]) -> Plan:
     """Kinds and bases; of bases that a symmetry of the template makes alike, the first.
 
     Args:
         readings: of the same scenes, at each state that an object may have.
         log_prior: log probability of each state.
-        more: points of a basis beyond those that fix a pose, where hypotheses stay few.
     """
     skeleton, parts = readings[0].skeleton, readings[0].model.parts
     groups = skeleton.parts
@@ -77,28 +62,13 @@ def make_plan(
     listed = []
     for k in first:
         F, mask = (np.asarray(x)[groups[k], ..., 0] for x in (parts.F, parts.feature_mask))
-        largest = min(fewest + more, len(groups[k]))
-        for size in range(largest, fewest - 1, -1):
-            every = list(itertools.combinations(range(len(groups[k])), size))
-            every = _different(F * mask[..., None], mask, every) if is_fixed else every
-            if len(every) * math.perm(len(skeleton.owner), size) <= MAX_HYPOTHESES:
-                break
-        listed.append(every)
-    owner = np.array(skeleton.owner)
-    twin = twins(readings, log_prior)
-    return Plan(owner, kind, first, twin, members, valid, fewest, _by_size(listed))
-
-
-def _by_size(listed: list[list[tuple[int, ...]]]) -> tuple[Bases, ...]:
-    """Bases of all kinds, those of one size together, as arrays."""
-    groups = []
-    for size in sorted({len(every[0]) for every in listed}):
-        kinds = np.array([i for i, every in enumerate(listed) if len(every[0]) == size])
-        most = max(len(listed[i]) for i in kinds)
-        padded = np.array([listed[i] + listed[i][:1] * (most - len(listed[i])) for i in kinds])
-        valid = np.arange(most) < np.array([len(listed[i]) for i in kinds])[:, None]
-        groups.append(Bases(kinds, padded, valid))
-    return tuple(groups)
+        every = list(itertools.combinations(range(len(groups[k])), fewest))
+        listed.append(_different(F * mask[..., None], mask, every) if is_fixed else every)
+    numbers = [len(every) for every in listed]
+    bases = np.array([own + own[:1] * (max(numbers) - len(own)) for own in listed])
+    basis_valid = np.arange(max(numbers)) < np.array(numbers)[:, None]
+    owner, twin = np.array(skeleton.owner), twins(readings, log_prior)
+    return Plan(owner, kind, first, twin, members, valid, fewest, bases, basis_valid)
 
 
 def _different(
