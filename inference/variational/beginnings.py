@@ -2,9 +2,10 @@
 
 A scene's posterior is sharp (a precision of 1e4) and has many modes, so chains that begin at the
 prior seldom arrive. By default they begin at draws of q after coordinate ascent, from a parse for
-each chain that is drawn by its weight, given the best values of the program's conditions. That
-needs a conjugate program; where the program is not, `stand_in` is a conjugate program nearby, good
-enough to begin from.
+each chain that is drawn by its weight, given the best values of the program's conditions. Where
+ascent ends with an ELBO far below that of the others, the chain begins at one of those. That needs
+a conjugate program; where the program is not, `stand_in` is a conjugate program nearby, good enough
+to begin from.
 """
 
 import functools
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from numpyro.handlers import block
 from numpyro.primitives import Messenger
 
@@ -82,6 +83,7 @@ def beginnings(
         found = cavi.run(
             conditioned(nearby, best), copies, vi_key, num_restarts=1, init_strategy="draws"
         )
+        found = found.take(_resampled(np.asarray(found.elbo), vi_key))
         covariance = jnp.asarray(found.pose_covariance)
         pose = dist.MultivariateNormal(found.pose_mean, covariance).sample(pose_key)
         if names == ("pose",):
@@ -92,6 +94,13 @@ def beginnings(
             values, joint = latents_at(program, observed, names, values, prior, pose, covariance)
             covariance = joint[:, None]
     return Beginnings(values, covariance)
+
+
+def _resampled(elbo: Float[np.ndarray, " chains"], key: Array) -> Int[np.ndarray, " chains"]:
+    """Numbers of runs in proportion to exp(elbo), evenly: of equal ones, each once."""
+    weight = np.exp(elbo - elbo.max())
+    ticks = (np.arange(len(elbo)) + float(jax.random.uniform(key))) / len(elbo)
+    return np.searchsorted(np.cumsum(weight / weight.sum()), ticks).clip(max=len(elbo) - 1)
 
 
 def _nearby(program: Program, scene: Scene, key: Array) -> tuple[Program, dict[str, Any]]:
