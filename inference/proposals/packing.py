@@ -12,13 +12,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, hstack, vstack
 
 from inference.proposals.plan import Plan
 
-NEAR = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+NEAR = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Nats below the relaxed optimum within which parses are listed, one after another."""
+
+MAX_NODES, SECONDS = 1000, 2.0
+"""Branches and time of the integer program that is solved where no parse is as near as that."""
 
 ENOUGH = 8.0
 """Nats beyond which further parses are not looked for."""
@@ -137,8 +140,8 @@ def best_parses(
 ) -> list[Int[np.ndarray, " columns"]]:
     """The columns of the best parses, best first.
 
-    The first is the best of all, unless more than `MAX_PARTIAL` partial parses were to be continued
-    or none is within the largest of `NEAR`.
+    The first is the best of all, unless more than `MAX_PARTIAL` partial parses were to be
+    continued, or the integer program took too long.
     """
     loss = np.maximum(given_away(columns, price, points, plan), 0.0)
     best: list[Int[np.ndarray, " columns"]] = [np.zeros(0, int)]
@@ -151,8 +154,22 @@ def best_parses(
         is_near = price.value - values[order] <= near
         best = [listed[i] for i in order[: max(1, min(count, is_near.sum()))]]
         if is_near[0] and (len(best) == count or near >= ENOUGH or not is_all):
-            break
-    return best
+            return best
+    return [_by_integers(columns, points, plan)] if not len(best[0]) else best
+
+
+def _by_integers(columns: Columns, points: Points, plan: Plan) -> Int[np.ndarray, " columns"]:
+    """The best parse by an integer program; none if it takes too long."""
+    rows, upper = _constraints(columns, points, plan)
+    found = milp(
+        np.append(-columns.gain, 1.0),
+        integrality=np.append(np.ones(len(columns.gain)), 0),
+        bounds=Bounds(0, np.append(np.ones(len(columns.gain)), np.inf)),
+        constraints=LinearConstraint(rows, -np.inf, upper),
+        # Values are large, and nats count.
+        options={"node_limit": MAX_NODES, "time_limit": SECONDS, "mip_rel_gap": 0.0},
+    )
+    return np.zeros(0, int) if found.x is None else np.flatnonzero(found.x[:-1] > 0.5)
 
 
 class _Partial(NamedTuple):

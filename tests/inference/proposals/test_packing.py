@@ -118,6 +118,15 @@ def test_few_partial_parses_still_give_a_parse(monkeypatch):
     assert len(found[0])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_relaxed_problem_says_little_the_integer_program_has_the_best(seed, monkeypatch):
+    monkeypatch.setattr(packing, "NEAR", ())
+    columns, points = problem(seed), scene(50.0, 0.0)
+    found = best_parses(columns, relax(columns, points, plan()), points, plan(), 4)
+    every = all_values(columns, points, 0)
+    assert every[frozenset(found[0].tolist())] == pytest.approx(max(every.values()))
+
+
 def test_nothing_is_worth_it():
     columns, points = problem(0), scene(0.0, 0.0)
     columns = columns._replace(gain=-abs(columns.gain))
