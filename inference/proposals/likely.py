@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inference.proposals.candidates import MAX_JUDGED, TIGHT, Candidates, find
 from inference.proposals.packing import (
+    ROUNDING,
     Columns,
     Points,
     best_parses,
@@ -66,9 +67,6 @@ PRICED = tuple(Effort(gate, 128) for gate in (1.0, 4.0, WIDEST))
 
 MAX_ROUNDS = 30
 """Prices that are tried, at most."""
-
-ROUNDING = 1e-6
-"""Nats below which two values are the same."""
 
 
 def passes(
@@ -279,7 +277,9 @@ def _parses(columns: Columns, found: Found, i: int, plan: Plan) -> Parses:
     """The best parses of a scene."""
     points = found.points(i)
     price = relax(columns, points, plan)
-    chosen = best_parses(columns, price, points, plan, NUM_PARSES)
+    # Of many objects only the best parse is looked for: others differ in one of them.
+    count = 1 if len(plan.kind) > MANY_OBJECTS else NUM_PARSES
+    chosen = best_parses(columns, price, points, plan, count)
     num_objects, known = len(plan.kind), found.known
     match = np.full((NUM_PARSES, len(plan.owner)), -1)
     state = np.tile(known.state[i].argmax(axis=0), (NUM_PARSES, 1))

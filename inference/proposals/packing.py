@@ -7,7 +7,7 @@ give away adds up to what the parse is worth less than the relaxed optimum: the 
 of candidates that give little away, and can be listed.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,9 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, hstack, vstack
 
 from inference.proposals.plan import Plan
+
+ROUNDING = 1e-6
+"""What two numbers may differ by that are the same."""
 
 NEAR = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Nats below the relaxed optimum within which parses are listed, one after another."""
@@ -81,6 +84,8 @@ class Prices(NamedTuple):
     """The dual variables, of constraints that are upper limits: at most zero."""
     point: Float[np.ndarray, " N"]
     """What a point is worth to other objects, less what it costs to leave it over."""
+    parse: Int[np.ndarray, " columns"] | None
+    """The columns that are taken, if none is taken in part: the best parse."""
 
 
 def _constraints(
@@ -115,7 +120,9 @@ def relax(columns: Columns, points: Points, plan: Plan) -> Prices:
     found = linprog(np.append(-columns.gain, 1.0), A_ub=rows, b_ub=upper)
     dual = found.ineqlin.marginals
     left_over = points.lack * dual[-2] + points.outside * dual[-1]
-    return Prices(-found.fun, dual, left_over - dual[: len(points.present)])
+    is_whole = (np.abs(found.x[:-1] - np.round(found.x[:-1])) < ROUNDING).all()
+    parse = np.flatnonzero(found.x[:-1] > 0.5) if is_whole else None
+    return Prices(-found.fun, dual, left_over - dual[: len(points.present)], parse)
 
 
 def given_away(
@@ -144,18 +151,28 @@ def best_parses(
     continued, or the integer program took too long.
     """
     loss = np.maximum(given_away(columns, price, points, plan), 0.0)
-    best: list[Int[np.ndarray, " columns"]] = [np.zeros(0, int)]
-    for near in NEAR:
+    best = [np.zeros(0, int) if price.parse is None else price.parse]
+    if price.parse is not None and count == 1:
+        return best
+    for near in NEAR if price.parse is None else (ENOUGH,):
         listed, is_all = _parses_within(near, loss, columns, price, points, plan)
         if not any(set(own) == set(best[0]) for own in listed):
             listed.append(best[0])
-        values = np.array([value_of(columns.take(own), points, plan) for own in listed])
-        order = np.argsort(-values, kind="stable")
-        is_near = price.value - values[order] <= near
-        best = [listed[i] for i in order[: max(1, min(count, is_near.sum()))]]
+        listed, values = _ranked(listed, columns, points, plan)
+        is_near = price.value - values <= near
+        best = listed[: max(1, min(count, is_near.sum()))]
         if is_near[0] and (len(best) == count or near >= ENOUGH or not is_all):
             return best
-    return [_by_integers(columns, points, plan)] if not len(best[0]) else best
+    return _ranked([*best, _by_integers(columns, points, plan)], columns, points, plan)[0][:1]
+
+
+def _ranked(
+    parses: list[Int[np.ndarray, " columns"]], columns: Columns, points: Points, plan: Plan
+) -> tuple[list[Int[np.ndarray, " columns"]], Float[np.ndarray, " parses"]]:
+    """Parses and their values, best first."""
+    values = np.array([value_of(columns.take(own), points, plan) for own in parses])
+    order = np.argsort(-values, kind="stable")
+    return [parses[i] for i in order], values[order]
 
 
 def _by_integers(columns: Columns, points: Points, plan: Plan) -> Int[np.ndarray, " columns"]:
@@ -194,33 +211,48 @@ def _parses_within(
     """The parses that give away less than `near`, and whether these are all.
 
     Each partial parse is continued at the free point that the fewest columns have: it is given to
-    one of them, or left over.
+    one of them, or left over. A price of zero does not say that a point can be left over: what it
+    is worth may be in the price of its object.
     """
     copies = _copies(plan)
     kept = np.flatnonzero(loss < near)
     kept = kept[np.argsort(loss[kept], kind="stable")]
     loss, group, claimed = loss[kept], columns.group[kept], columns.points[kept][:, points.present]
     left_over = -price.rows[: len(points.present)][points.present]
+    rent = -price.rows[len(points.present) : -2]
     bits, bit_of = _words(claimed), _words(np.eye(claimed.shape[1], dtype=bool))
     scarcity = np.argsort(np.argsort(claimed.sum(axis=0), kind="stable"))
     with_point = [np.flatnonzero(own) for own in claimed.T]
 
+    def lost_rents(states: _Partial) -> Float[np.ndarray, " partial"]:
+        """What objects are worth for which no column is left."""
+        lost = np.zeros(len(states.loss))
+        step = max(1, MAX_PAIRS // max(len(loss), 1))
+        for i in range(0, len(lost), step):
+            settled, used = states.settled[i : i + step], states.used[i : i + step]
+            fits = np.ones((len(settled), len(loss)), bool)
+            for word, mine in zip(settled.T, bits.T, strict=True):
+                fits &= (word[:, None] & mine) == 0
+            idle = np.stack([~fits[:, group == j].any(axis=1) for j in range(len(copies))], 1)
+            lost[i : i + step] = (idle * (copies - used)) @ rent
+        return lost
+
     def continued(states: _Partial, point: int) -> list[_Partial]:
-        some = states.loss + left_over[point] < near
-        over = jax.tree.map(lambda x: x[some], states)
-        more = [
-            over._replace(settled=over.settled | bit_of[point], loss=over.loss + left_over[point])
-        ]
+        over = states._replace(
+            settled=states.settled | bit_of[point], loss=states.loss + left_over[point]
+        )
+        over = _some(over, over.loss < near)
+        more = [_some(over, over.loss + lost_rents(over) < near)]
         own = with_point[point]
         step = max(1, MAX_PAIRS // max(len(own), 1))
         for i in range(0, len(states.loss), step):
-            block = jax.tree.map(lambda x, i=i: x[i : i + step], states)
+            block = _some(states, slice(i, i + step))
             fits = block.loss[:, None] + loss[own] < near
             fits &= (block.used < copies)[:, group[own]]
             for word, mine in zip(block.settled.T, bits[own].T, strict=True):
                 fits &= (word[:, None] & mine) == 0
             state, column = np.nonzero(fits)
-            new = jax.tree.map(lambda x, state=state: x[state], block)
+            new = _some(block, state)
             column, rows = own[column], np.arange(len(column))
             new.chosen[rows, new.used.sum(axis=1)] = kept[column]
             new.used[rows, group[column]] += 1
@@ -239,26 +271,31 @@ def _parses_within(
     whole: list[_Partial] = []
     is_all = True
     for _ in range(num_points + 1):
-        is_free = ~(states.settled[:, None] & bit_of).any(axis=2)
+        settled = np.unpackbits(states.settled.view(np.uint8), axis=1, bitorder="little")
+        is_free = settled[:, :num_points] == 0
         is_whole = ~is_free.any(axis=1)
-        whole.append(jax.tree.map(lambda x, some=is_whole: x[some], states))
-        states = jax.tree.map(lambda x, some=~is_whole: x[some], states)
+        whole.append(_some(states, is_whole))
+        states = _some(states, ~is_whole)
         if not len(states.loss):
             break
         pivot = np.where(is_free[~is_whole], scarcity, num_points).argmin(axis=1)
         more = [
             new
             for point in np.unique(pivot)
-            for new in continued(jax.tree.map(lambda x, own=pivot == point: x[own], states), point)
+            for new in continued(_some(states, pivot == point), point)
         ]
-        states = jax.tree.map(lambda *x: np.concatenate(x), *more)
+        states = _Partial(*map(np.concatenate, zip(*more, strict=True)))
         if len(states.loss) > MAX_PARTIAL:
             is_all = False
             least = np.argpartition(states.loss, MAX_PARTIAL)[:MAX_PARTIAL]
-            states = jax.tree.map(lambda x, least=least: x[least], states)
+            states = _some(states, least)
     found = np.concatenate([own.chosen for own in whole])
     least = np.argsort(np.concatenate([own.loss for own in whole]), kind="stable")
     return [row[row >= 0] for row in found[least[:MAX_LISTED]]], is_all
+
+
+def _some(states: _Partial, which: Any) -> _Partial:
+    return _Partial(*(x[which] for x in states))
 
 
 def _words(rows: Bool[np.ndarray, "rows N"]) -> Int[np.ndarray, "rows words"]:
