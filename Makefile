@@ -110,22 +110,24 @@ print(*(line for name in sys.argv[1:] for line in groups[name]), sep="\n")
 endef
 export REQUIREMENTS
 
-lock: ## Resolve pyproject.toml anew and write both lock files
+lock: ## Resolve pyproject.toml again and write the three lock files
 	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
-	$(PYTHON) -m venv "$$work/venv"; \
-	python="$$work/venv/bin/python"; \
-	pip="$$python -m pip --disable-pip-version-check --quiet"; \
 	frozen() { $$pip freeze --all --exclude pip | LC_ALL=C sort -f; }; \
-	"$$python" -c "$$REQUIREMENTS" cluster dev networks > "$$work/dev.txt"; \
-	"$$python" -c "$$REQUIREMENTS" cluster dev networks notebook > "$$work/all.txt"; \
-	$$pip install --upgrade -r "$$work/dev.txt"; \
-	frozen > "$$work/dev.lock"; \
-	$$pip install -c "$$work/dev.lock" -r "$$work/all.txt"; \
-	frozen > "$$work/all.lock"; \
-	if grep -Evq '^[A-Za-z0-9._-]+==[A-Za-z0-9.]+$$' "$$work/all.lock"; then \
-	  echo "Not only names and versions:" >&2; \
-	  grep -Ev '^[A-Za-z0-9._-]+==[A-Za-z0-9.]+$$' "$$work/all.lock" >&2; exit 1; \
-	fi; \
-	grep -vxFf "$$work/dev.lock" "$$work/all.lock" > requirements-notebook.lock; \
-	cp "$$work/dev.lock" requirements.lock
-	@wc -l requirements.lock requirements-notebook.lock
+	for extra in "" notebook docs; do \
+	  rm -rf "$$work/venv"; $(PYTHON) -m venv "$$work/venv"; \
+	  python="$$work/venv/bin/python"; \
+	  pip="$$python -m pip --disable-pip-version-check --quiet"; \
+	  "$$python" -c "$$REQUIREMENTS" cluster dev networks $$extra > "$$work/wanted.txt"; \
+	  touch "$$work/base.lock"; \
+	  $$pip install -c "$$work/base.lock" -r "$$work/wanted.txt"; \
+	  frozen > "$$work/all.lock"; \
+	  if grep -Ev '^[A-Za-z0-9._-]+==[A-Za-z0-9.]+$$' "$$work/all.lock" >&2; then \
+	    echo "These are not only names and versions." >&2; exit 1; \
+	  fi; \
+	  if [ -z "$$extra" ]; then cp "$$work/all.lock" "$$work/base.lock"; \
+	  else grep -vxFf "$$work/base.lock" "$$work/all.lock" > "$$work/$$extra.lock"; fi; \
+	done; \
+	cp "$$work/base.lock" requirements.lock; \
+	cp "$$work/notebook.lock" requirements-notebook.lock; \
+	cp "$$work/docs.lock" requirements-docs.lock
+	@wc -l requirements*.lock
