@@ -307,12 +307,16 @@ def _init(site: dict[str, Any]) -> Any:
 def _transforms(guide: Callable[..., Any], scene: Scene | None = None) -> dict[str, Any]:
     """For each parameter of a guide the map from free values to its constraint."""
     observed = {} if scene is None else scene.observed
-    sites = trace(seed(guide, jax.random.key(0))).get_trace(**observed)
-    return {
-        name: biject_to(site["kwargs"].get("constraint", constraints.real))
-        for name, site in sites.items()
-        if site["type"] == "param"
-    }
+    found: dict[str, Any] = {}
+
+    def look() -> None:
+        sites = trace(seed(guide, jax.random.key(0))).get_trace(**observed)
+        for name, site in sites.items():
+            if site["type"] == "param":
+                found[name] = biject_to(site["kwargs"].get("constraint", constraints.real))
+
+    jax.eval_shape(look)  # no value is computed, so nothing is compiled
+    return found
 
 
 def _apply(transform: Any, value: Any) -> Any:

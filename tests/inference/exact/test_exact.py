@@ -212,7 +212,7 @@ def test_typed_points_with_dummies_in_between():
     rng = np.random.default_rng(0)
     points = rng.normal(size=(6, 5, 2))
     present = np.ones((6, 5), bool)
-    present[:, 1] = present[3:, 4] = False
+    present[:3, [1, 4]] = present[3:, [0, 2]] = False
     points[~present] = 0.0
     kinds = np.broadcast_to(TYPES, (6, 5))
     result = exact.run(typed_program, Scene(points, present, point_type=kinds))

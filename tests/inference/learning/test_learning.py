@@ -174,7 +174,7 @@ def test_the_slope_of_the_m_step_is_that_of_the_evidence(program, name):
 
 def test_the_information_is_the_curvature_of_the_evidence():
     """Differences of E-steps against differences of slopes through exact inference."""
-    _, flat, _, again, straight = two_ways(with_presence)
+    _, flat, _, again, straight = two_ways(with_twins)
     every, step = np.arange(len(flat)), 1e-5
     found = observed_information(flat, lambda x: again(x)[1], np.full(len(flat), 1e-3), every)
     ends = flat + step * np.stack([np.eye(len(flat)), -np.eye(len(flat))])
