@@ -28,7 +28,14 @@ from models.distributions.match import DoublyStochasticMatch, MixtureMatch, Perm
 from models.distributions.match_priors import point_count, presence_logits, typed_probs
 from models.errors import ConjugacyError, InputError
 from models.faces import GEOMETRIC, FactorAnalyser, face_parts, faces, faces_program
-from models.geometry import affine, affine_camera, oriented_similarity, similarity, translation
+from models.geometry import (
+    affine,
+    affine_camera,
+    oriented_similarity,
+    similarity,
+    similarity_pose,
+    translation,
+)
 from models.numerics.sinkhorn import log_sinkhorn
 from models.program.marginal import marginal, tempered
 from models.scenes import Scene, check_scene, join, make_scene
@@ -72,6 +79,7 @@ __all__ = [
     "published_mixture",
     "shapes",
     "similarity",
+    "similarity_pose",
     "sized_constellation",
     "stack",
     "tempered",

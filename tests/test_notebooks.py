@@ -1,6 +1,7 @@
 """Every notebook runs through, in this process: what the tests have compiled is not compiled again.
 
-Notebooks make themselves small where `PYTEST_CURRENT_TEST` is set, as pytest does.
+Notebooks make themselves small where `PYTEST_CURRENT_TEST` is set, as pytest does. `make test-all`
+runs them whole, too.
 """
 
 import json
@@ -24,9 +25,12 @@ class Shell(InteractiveShell):
         """There are no windows: pictures are drawn inline."""
 
 
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_through(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_through(path, is_whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if is_whole:
+        monkeypatch.delenv("PYTEST_CURRENT_TEST")
     shell = Shell(config=Config({"HistoryManager": {"enabled": False}}))
     with warnings.catch_warnings(action="default"), plt.rc_context():
         for cell in json.loads(path.read_text())["cells"]:
