@@ -23,8 +23,9 @@ ROUNDING = 1e-6
 NEAR = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Nats below the relaxed optimum within which parses are listed, one after another."""
 
-MAX_NODES, SECONDS = 1000, 2.0
-"""Branches and time of the integer program that is solved where no parse is as near as that."""
+MAX_NODES, MAX_COLUMNS = 100, 1000
+"""Branches and columns of the integer program that is solved where no parse is as near as that. Its
+time is not limited: answers do not depend on what else a machine has to do."""
 
 ENOUGH = 8.0
 """Nats beyond which further parses are not looked for."""
@@ -148,7 +149,7 @@ def best_parses(
     """The columns of the best parses, best first.
 
     The first is the best of all, unless more than `MAX_PARTIAL` partial parses were to be
-    continued, or the integer program took too long.
+    continued, or the integer program was cut short.
     """
     loss = np.maximum(given_away(columns, price, points, plan), 0.0)
     best = [np.zeros(0, int) if price.parse is None else price.parse]
@@ -163,7 +164,9 @@ def best_parses(
         best = listed[: max(1, min(count, is_near.sum()))]
         if is_near[0] and (len(best) == count or near >= ENOUGH or not is_all):
             return best
-    return _ranked([*best, _by_integers(columns, points, plan)], columns, points, plan)[0][:1]
+    least = np.argsort(loss, kind="stable")[:MAX_COLUMNS]
+    chosen = least[_by_integers(columns.take(least), points, plan)]
+    return _ranked([*best, chosen], columns, points, plan)[0][:1]
 
 
 def _ranked(
@@ -176,7 +179,7 @@ def _ranked(
 
 
 def _by_integers(columns: Columns, points: Points, plan: Plan) -> Int[np.ndarray, " columns"]:
-    """The best parse by an integer program; none if it takes too long."""
+    """The best parse by an integer program; the best one found in `MAX_NODES` branches."""
     rows, upper = _constraints(columns, points, plan)
     found = milp(
         np.append(-columns.gain, 1.0),
@@ -184,7 +187,7 @@ def _by_integers(columns: Columns, points: Points, plan: Plan) -> Int[np.ndarray
         bounds=Bounds(0, np.append(np.ones(len(columns.gain)), np.inf)),
         constraints=LinearConstraint(rows, -np.inf, upper),
         # Values are large, and nats count.
-        options={"node_limit": MAX_NODES, "time_limit": SECONDS, "mip_rel_gap": 0.0},
+        options={"node_limit": MAX_NODES, "mip_rel_gap": 0.0},
     )
     return np.zeros(0, int) if found.x is None else np.flatnonzero(found.x[:-1] > 0.5)
 

@@ -3,7 +3,7 @@
 A scene's posterior is sharp (a precision of 1e4) and has many modes, so chains that begin at the
 prior seldom arrive. By default they begin at draws of q after coordinate ascent, from a parse for
 each chain that is drawn by its weight, given the best values of the program's conditions. Where
-ascent ends with an ELBO far below that of the others, the chain begins at one of those. That needs
+ascent ends more than `CLOSE` nats below the best, the chain begins at one of the others. That needs
 a conjugate program; where the program is not, `stand_in` is a conjugate program nearby, good enough
 to begin from.
 """
@@ -29,6 +29,7 @@ from inference.conditions.sets import (
     possible_values,
 )
 from inference.posterior.poses import is_site, latents_at, num_latents, pose_sites, prior_draws
+from inference.proposals.propose import CLOSE
 from inference.variational import cavi
 from models.distributions.likelihood import MatchedParts
 from models.errors import InputError
@@ -83,7 +84,7 @@ def beginnings(
         found = cavi.run(
             conditioned(nearby, best), copies, vi_key, num_restarts=1, init_strategy="draws"
         )
-        found = found.take(_resampled(np.asarray(found.elbo), vi_key))
+        found = found.take(_close(np.asarray(found.elbo)))
         covariance = jnp.asarray(found.pose_covariance)
         pose = dist.MultivariateNormal(found.pose_mean, covariance).sample(pose_key)
         if names == ("pose",):
@@ -96,11 +97,15 @@ def beginnings(
     return Beginnings(values, covariance)
 
 
-def _resampled(elbo: Float[np.ndarray, " chains"], key: Array) -> Int[np.ndarray, " chains"]:
-    """Numbers of runs in proportion to exp(elbo), evenly: of equal ones, each once."""
-    weight = np.exp(elbo - elbo.max())
-    ticks = (np.arange(len(elbo)) + float(jax.random.uniform(key))) / len(elbo)
-    return np.searchsorted(np.cumsum(weight / weight.sum()), ticks).clip(max=len(elbo) - 1)
+def _close(elbo: Float[np.ndarray, " chains"]) -> Int[np.ndarray, " chains"]:
+    """Numbers of runs: each its own, and for those far below the best the close ones in turn.
+
+    Not in proportion to exp(elbo): bounds of two modes are off by nats, and chains that all begin
+    in one of them have an R-hat of 1 however much weight the other has.
+    """
+    is_close = elbo >= elbo.max() - CLOSE
+    kept = np.flatnonzero(is_close)
+    return np.where(is_close, np.arange(len(elbo)), np.resize(kept, len(elbo)))
 
 
 def _nearby(program: Program, scene: Scene, key: Array) -> tuple[Program, dict[str, Any]]:

@@ -70,7 +70,9 @@ def learn(program, scenes, rng_key, **options):
         options["progress_bar"](done, 8)
     path = np.linspace(1.0, 2.0, 9)
     one = {"precision": path[-1]}
-    return learning.Learned(program, one, one, {"precision": path}, path, path, True, "ds", 100)
+    return learning.Learned(
+        program, one, {"precision": path}, path, path, True, "ds", 100, lambda: one
+    )
 
 batch.BLOCK = constellations.BLOCK = 8
 cavi.run = slow
