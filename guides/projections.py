@@ -25,11 +25,13 @@ from jaxtyping import Array, Float
 
 from guides.meanfield import matrix_sum
 from models.numerics.bethe import bethe_entropy, propagate
+from models.numerics.linalg import total
 from models.numerics.sinkhorn import Scaling, refine, scale
 
 
 class Projected(NamedTuple):
-    """R, the entropy that the projection gives it, its warm start, and how far it is from exact."""
+    """R, the entropy that the projection gives it, its warm start, and the largest deviation of a
+    row or column sum of R from one, where the projection fixes that sum."""
 
     match_probs: Float[Array, "N N *scenes"]
     entropy: Float[Array, "*scenes"]
@@ -102,14 +104,15 @@ class bethe:
         match_probs, messages, error = propagate(log_rho, messages, tolerance)
         settled = error <= tolerance
 
-        def finish() -> Float[Array, "N N *scenes"]:
+        def finish() -> tuple[Float[Array, "N N *scenes"], Float[Array, "*scenes"]]:
             scaled = scale(jnp.log(match_probs), tolerance).matrix
             better = bethe._objective(log_rho, scaled) >= bethe._objective(log_rho, last)
-            return jnp.where(
-                settled, match_probs, jnp.where(better | jnp.isnan(last), scaled, last)
-            )
+            kept = jnp.where(better | jnp.isnan(last), scaled, last)
+            sums = jnp.stack([total(kept, axis=0), total(kept, axis=1)])
+            off = jnp.abs(sums - 1.0).max(axis=(0, 1))
+            return jnp.where(settled, match_probs, kept), jnp.where(settled, error, off)
 
-        match_probs = jax.lax.cond(jnp.all(settled), lambda: match_probs, finish)
+        match_probs, error = jax.lax.cond(jnp.all(settled), lambda: (match_probs, error), finish)
         carry = jnp.stack([messages, match_probs])
         return Projected(match_probs, bethe_entropy(match_probs), carry, error)
 

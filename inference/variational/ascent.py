@@ -12,6 +12,10 @@ from guides.projections import Projection
 from inference.proposals.starts import Start, Structure
 from models.program.reading import LinearGaussianModel
 
+LARGEST_ERROR = 1e-6
+"""Largest deviation of a row or column sum of R from one at which a run counts as converged: what
+is further from doubly stochastic has an ELBO that need not be a bound."""
+
 
 class Schedule(NamedTuple):
     """Annealing schedule and stopping rule."""
@@ -71,7 +75,7 @@ def step(
     steps = state.steps + 1
     settled = jnp.abs(terms.elbo - state.terms.elbo) < schedule.tolerance
     at_end = state.beta >= schedule.beta_max
-    converged = settled & at_end
+    converged = settled & at_end & (projected.error <= LARGEST_ERROR)
     colder = jnp.minimum(state.beta * schedule.beta_factor, schedule.beta_max)
     beta = jnp.where(settled & ~at_end, colder, state.beta)
     new = State(

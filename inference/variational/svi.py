@@ -19,6 +19,7 @@ from inference.conditions.sets import discrete_sites
 from inference.posterior.draws import owner_of, recover_match, result_of_draws, with_computed
 from inference.posterior.poses import pose_sites
 from inference.result import Report, Result, method, partition, reporter
+from inference.variational.ascent import LARGEST_ERROR
 from inference.variational.families import (
     AUTOMATIC,
     Family,
@@ -281,6 +282,10 @@ def _mean_field_result(
     factor = np.asarray(q["pose_scale_tril"])
     match_probs = np.asarray(match_probs_of(q))
     owner = owner_of(program, scenes.take(0))
+    fields = best.fields
+    if "match_probs" in q:
+        off = np.abs(match_probs.sum(axis=-2) - 1.0).max(axis=-1)
+        fields = fields | {"converged": fields["converged"] & (off <= LARGEST_ERROR)}
     result = Result(
         method="svi",
         scene=scenes,
@@ -289,7 +294,7 @@ def _mean_field_result(
         pose_covariance=factor @ factor.swapaxes(-1, -2),
         labels=partition(match_probs, owner, scenes.present),
         owner=owner,
-        **best.fields,
+        **fields,
     )
     if scene.is_batch:
         return result

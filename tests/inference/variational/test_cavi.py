@@ -15,7 +15,7 @@ from capsules.experiments.generator import sample_scenes
 from capsules.files.scenes import load_scenes
 from inference import cavi, exact
 from inference.diagnostics.metrics import partition_metrics, same_partition
-from inference.variational import pool
+from inference.variational import ascent, pool
 from inference.variational.ascent import Schedule
 from models.constellation import constellation, mixture_constellation
 from models.distributions.likelihood import MatchedParts
@@ -272,6 +272,15 @@ def test_beta_ends_at_its_maximum_exactly(scenes, start, factor, most):
     assert (np.diff(beta, axis=0) >= 0).all()
     assert beta[0].min() in (start, start * factor)
     assert beta.max() == most
+
+
+def test_a_run_goes_on_while_its_match_is_not_doubly_stochastic(monkeypatch, scenes):
+    """Its ELBO need not be a bound before; here no scaling is ever good enough."""
+    monkeypatch.setattr(ascent, "LARGEST_ERROR", -1.0)
+    schedule = Schedule(max_steps=9)  # compiled for this test alone
+    result = cavi.run(pair, scenes.take(slice(2)), jax.random.key(0), schedule=schedule)
+    assert not result.converged.any()
+    assert (result.steps == 9).all()
 
 
 def test_a_run_that_is_cut_short_says_so(scenes):

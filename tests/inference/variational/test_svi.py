@@ -65,6 +65,13 @@ def test_svi_reaches_the_elbo_of_coordinate_ascent_from_the_same_start(scenes, r
     assert gap.max() < 1e-4
 
 
+def test_a_match_that_is_not_doubly_stochastic_has_not_converged(monkeypatch, scenes, result):
+    monkeypatch.setattr(svi, "LARGEST_ERROR", -1.0)
+    again = svi.run(program, scenes, jax.random.key(0), num_restarts=1)
+    assert result.converged.all()
+    assert not again.converged.any()
+
+
 def test_the_elbo_goes_up_and_the_loss_is_its_negative(result):
     elbo, loss = result.history["elbo"].T, result.history["loss"].T
     assert (elbo[-1] > elbo[0]).all()
