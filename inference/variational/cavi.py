@@ -186,7 +186,7 @@ def _history(
     pool = engine.start(problem.reading.model, keys, begins_of(given, runs, keys))
     steps = []
     while not np.asarray(pool.state.done).all():
-        pool = engine.advance_one(pool)
+        pool = engine.advance(pool)
         state = pool.state
         steps.append(
             {

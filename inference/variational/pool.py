@@ -1,16 +1,15 @@
-"""Many runs of coordinate ascent at once, through a pool of slots.
+"""Many runs of coordinate ascent at once.
 
-Every run (a scene and a restart) goes its own way: its own annealing parameter, its own end. A
-fixed number of slots is stepped together; finished runs leave and waiting ones take their slots. So
-nothing is computed after convergence, nothing is recompiled when the number of points or scenes
-changes, and memory depends on the pool and not on the batch. With several devices each has slots of
-its own, and steps them by itself.
+Runs (a scene and a restart) are stepped together in blocks of a few fixed widths, so nothing is
+compiled again when the number of points or scenes changes, and memory does not depend on the batch.
+Each run keeps its own annealing parameter and stops at its own end. The last runs of a wide block
+go on in a narrow one. With several devices, each steps its own share of a block.
 """
 
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,29 +34,26 @@ Given = Parses | Float[np.ndarray, "scenes N N"] | None
 """What runs may begin with: parses, or match logits of each scene."""
 
 POOL = 512
-"""Slots of a device; their state stays within the processor's cache."""
+"""Runs of a device in one block; their state stays within the processor's cache."""
 
 WIDTHS = (4, 64, POOL)
-"""Numbers of slots that a pool may have: few, as each is compiled."""
+"""Widths of a block on a device: few, as each is compiled."""
 
 ENTRIES = 1 << 23
-"""Entries of the match probabilities of all slots: large scenes get fewer slots."""
+"""Entries of the match probabilities of all runs of a block: large scenes have narrower blocks."""
 
 NARROWED = 1 << 16
-"""Entries of a pool that is narrowed for its last runs: less is not worth another compilation."""
-
-SEGMENT = 4
-"""Steps between two looks at which slots are done."""
+"""Entries of a block that is narrowed for its last runs; less is not worth another compilation."""
 
 RETRIES = 4
 """Retries of sparse random runs, per restart."""
 
 TIE = 1e-6
-"""Nats between ELBOs that count as the same: how runs are put into slots changes less."""
+"""Nats between ELBOs that count as the same: rounding that depends on the block is smaller."""
 
 
 class Pool(NamedTuple):
-    """The runs that are being stepped together; the axis of slots is last."""
+    """Runs that are stepped together; the axis of runs is last."""
 
     model: LinearGaussianModel
     state: State
@@ -71,20 +67,27 @@ class Engine(NamedTuple):
     """New runs from the pieces of scenes, random keys and, where they begin so, what is given:
     parses, (N, runs), or logits, (N, N, runs)."""
     advance: Callable[[Pool], Pool]
-    """Some steps of every run that is not done."""
-    advance_one: Callable[[Pool], Pool]
-    insert: Callable[[Pool, Pool, AnyArray], Pool]
-    """New runs into the given slots of their device; slots beyond its last are dropped."""
+    """One step of every run that is not done."""
+    finish: Callable[[Pool], Pool]
+    """Steps until all runs of a device are done, or so few are left that a narrower block, of width
+    `narrower`, should go on with them."""
     devices: int
     log_bound: float
     """What makes the ELBO a lower bound under this projection (`guides.projections`)."""
+
+
+def narrower(width: int, num_rows: int) -> int:
+    """The width that the last runs of a block are narrowed to; zero if they are not."""
+    if width < POOL and width * num_rows**2 < NARROWED:
+        return 0
+    return max((w for w in WIDTHS if w <= width // 8), default=0)
 
 
 @functools.lru_cache(maxsize=32)
 def engine(
     skeleton: Skeleton, projection_name: str, schedule: Schedule, devices: int = 1
 ) -> Engine:
-    """For programs of one skeleton. Each part is compiled once for each width of the pool."""
+    """For programs of one skeleton. Each part is compiled once for each width of a block."""
     structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
     on_devices = functools.partial(sharded, mesh=mesh_of(devices))
@@ -118,28 +121,18 @@ def engine(
         is_parse = np.ndim(given) == 2
         return at_parses(model, keys, given) if is_parse else at_logits(model, given)
 
-    @on_devices
     def advance(pool: Pool) -> Pool:
-        def one(_: int, state: State) -> State:
-            return step(pool.model, structure, projection, state, schedule)
+        state = step(pool.model, structure, projection, pool.state, schedule)
+        return pool._replace(state=state)
 
-        return pool._replace(state=jax.lax.fori_loop(0, SEGMENT, one, pool.state))
-
-    @on_devices
-    def advance_one(pool: Pool) -> Pool:
-        new = step(pool.model, structure, projection, pool.state, schedule)
-        return pool._replace(state=new)
-
-    @on_devices
-    def insert(pool: Pool, new: Pool, slots: Int[Array, " new"]) -> Pool:
-        def put(old: Array, x: Array) -> Array:
-            shared = old.shape[-1:] != pool.state.done.shape
-            return old if shared else old.at[..., slots].set(x, mode="drop")
-
-        return jax.tree.map(put, pool, new)
+    def finish(pool: Pool) -> Pool:
+        left = narrower(len(pool.state.done), len(structure.owner))
+        return jax.lax.while_loop(lambda pool: (~pool.state.done).sum() > left, advance, pool)
 
     log_bound = projection.log_bound(len(skeleton.owner))
-    return Engine(structure, begin_runs, advance, advance_one, insert, devices, log_bound)
+    return Engine(
+        structure, begin_runs, on_devices(advance), on_devices(finish), devices, log_bound
+    )
 
 
 class Restarts(NamedTuple):
@@ -152,7 +145,7 @@ class Restarts(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What runs ended in, a row for each: some that have finished, or the best of each scene."""
+    """What runs ended in: a row for each run, or for the best run of each scene."""
 
     match_probs: Float[np.ndarray, "runs N N"]
     pose_mean: Float[np.ndarray, "runs K p"]
@@ -209,58 +202,40 @@ def best_of_restarts(
     report: Report,
     given: Given = None,
 ) -> Ended:
-    """Work off all runs through one pool of slots and keep the best of each scene.
+    """Make all runs, block by block, and keep the best of each scene.
 
     Args:
         given: what runs begin with; by default they begin at random.
     """
     devices, scenes = engine.devices, problem.scenes
+    num_rows = scenes.layout.num_rows
     if isinstance(given, Parses):
         number, retries = worth_running(given, restarts.most), 0
     else:
         number, retries = np.full(len(scenes.points), restarts.most), RETRIES * restarts.most
     waiting = Waiting(number, retries)
-    most = max(1, min(POOL, ENTRIES // scenes.layout.num_rows**2))
-    needed = -(-len(waiting.runs) // devices)
-    width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
-    block = max(1, width // 8)
+    most = max(1, min(POOL, ENTRIES // num_rows**2))
     best = _nothing_yet(scenes, engine)
-    # Scene and attempt of the run in each slot of each device; -1 if it is free.
-    slots = np.full((devices, width, 2), -1)
-    pool: Any = None
-
-    while waiting.runs or (slots >= 0).any():
-        while waiting.runs:
-            rank, device, slot = _free(slots[..., 0], block)
-            if len(rank) < min(block * devices, len(waiting.runs)):
-                break
-            runs = waiting.take(len(rank))
-            rank, device, slot = (x[: len(runs)] for x in (rank, device, slot))
-            slots[device, slot] = runs
-            padded = np.resize(runs, (devices, block, 2))
-            places = np.full((devices, block), width)  # the padding is dropped
-            padded[device, rank], places[device, rank] = runs, slot
-            padded = padded.reshape(-1, 2)
-            keys = run_keys(base_key, padded)
-            begins = begins_of(given, padded, keys)
-            new = engine.start(problem.reading.take(padded[:, 0]), keys, begins)
-            pool = _empty(new, width * devices) if pool is None else pool
-            pool = engine.insert(pool, new, places.reshape(-1))
-        running = int((slots[..., 0] >= 0).sum())
-        worth_it = width == most or width * scenes.layout.num_rows**2 >= NARROWED
-        if not waiting.runs and running <= block * devices < width * devices and worth_it:
-            pool, slots, width = *_narrow(pool, slots, block), block
-        pool = engine.advance(pool)
-        jobs = slots.reshape(-1, 2)
-        done = np.flatnonzero(np.asarray(pool.state.done) & (jobs[:, 0] >= 0))
-        if len(done):
-            runs = jobs[done]
-            limits = (engine.structure, scenes.present[runs[:, 0]], restarts.fewest_points)
-            ended = _ended(pool.state, done, runs[:, 1], *limits)
-            _keep_best(best, ended, runs[:, 0])
-            waiting.finish(runs[:, 0], ended.sparse)
-            jobs[done] = -1
+    while waiting.runs:
+        needed = -(-len(waiting.runs) // devices)
+        width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
+        runs = waiting.take(width * devices)
+        padded = np.resize(runs, (width * devices, 2))
+        keys = run_keys(base_key, padded)
+        begins = begins_of(given, padded, keys)
+        pool = engine.start(problem.reading.take(padded[:, 0]), keys, begins)
+        while len(runs):
+            pool = engine.finish(pool)
+            done = np.asarray(pool.state.done)[: len(runs)]
+            scene, attempt = runs[done].T
+            limits = (engine.structure, scenes.present[scene], restarts.fewest_points)
+            ended = _ended(pool.state, np.flatnonzero(done), attempt, *limits)
+            _keep_best(best, ended, scene)
+            waiting.finish(scene, ended.sparse)
             report(waiting.finished, int(waiting.begun.sum()))
+            runs, width = runs[~done], narrower(width, num_rows)
+            if len(runs):
+                pool = _taken(pool, np.resize(np.flatnonzero(~done), width * devices))
     return best
 
 
@@ -290,44 +265,10 @@ def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> Any
     return logits + jnp.where(attempt > 0, noise, 0.0)
 
 
-def _free(
-    scene: Int[np.ndarray, "devices width"], block: int
-) -> tuple[Int[np.ndarray, " free"], Int[np.ndarray, " free"], Int[np.ndarray, " free"]]:
-    """Slots that are free, at most a block on each device: rank among them, device, and number.
-
-    Ordered by rank, so that the devices are filled evenly.
-    """
-    device, slot = np.nonzero(scene < 0)
-    rank = np.arange(len(device)) - np.searchsorted(device, device)
-    order = np.argsort(rank, kind="stable")
-    order = order[rank[order] < block]
-    return rank[order], device[order], slot[order]
-
-
-def _empty(like: Pool, width: int) -> Pool:
-    """A pool of finished runs, to be filled."""
-
-    def widen(x: Array) -> AnyArray:
-        shared = x.shape[-1:] != like.state.done.shape
-        return x if shared else np.zeros((*x.shape[:-1], width), x.dtype)
-
-    pool = jax.tree.map(widen, like)
-    return pool._replace(state=pool.state._replace(done=np.ones(width, bool)))
-
-
-def _narrow(
-    pool: Pool, slots: Int[np.ndarray, "devices wide 2"], width: int
-) -> tuple[Pool, Int[np.ndarray, "devices width 2"]]:
-    """Move the last runs into a pool with fewer slots, through the host: they are few."""
-    devices, jobs = len(slots), slots.reshape(-1, 2)
-    active = np.flatnonzero(jobs[:, 0] >= 0)
-    kept = np.resize(active, width * devices)
+def _taken(pool: Pool, runs: Int[np.ndarray, " taken"]) -> Pool:
+    """Some runs of a pool, moved through the host: they are few."""
     wide = pool.state.done.shape
-    pool = jax.tree.map(lambda x: np.asarray(x)[..., kept] if x.shape[-1:] == wide else x, pool)
-    free = np.arange(len(kept)) >= len(active)
-    state = pool.state._replace(done=pool.state.done | free)
-    left = np.where(free[:, None], -1, jobs[kept])
-    return pool._replace(state=state), left.reshape(devices, width, 2)
+    return jax.tree.map(lambda x: np.asarray(x)[..., runs] if x.shape[-1:] == wide else x, pool)
 
 
 def _nothing_yet(scenes: Scene, engine: Engine) -> Ended:
@@ -348,24 +289,24 @@ def _nothing_yet(scenes: Scene, engine: Engine) -> Ended:
 
 def _ended(
     state: State,
-    slots: Int[np.ndarray, " runs"],
+    which: Int[np.ndarray, " runs"],
     attempt: Int[np.ndarray, " runs"],
     structure: Structure,
     present: Bool[np.ndarray, "runs N"],
     fewest_points: float,
 ) -> Ended:
-    """What the runs in these slots have come to."""
-    match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
-    mean, covariance = (np.asarray(x)[..., slots] for x in state.pose[:2])
+    """What some runs of a block ended in."""
+    match_probs = np.moveaxis(np.asarray(state.match_probs)[..., which], -1, 0)
+    mean, covariance = (np.asarray(x)[..., which] for x in state.pose[:2])
     num_objects = len(structure.members)
     return Ended(
         match_probs=match_probs,
         pose_mean=np.moveaxis(mean, (0, 1, 2), (2, 1, 0)),
         pose_covariance=np.moveaxis(covariance, (2, 3), (1, 0)),
-        elbo=np.sum(state.terms, axis=0)[slots],
+        elbo=np.sum(state.terms, axis=0)[which],
         sparse=_is_sparse(match_probs, present, structure.owner, num_objects, fewest_points),
-        converged=np.asarray(state.converged)[slots],
-        steps=np.asarray(state.steps)[slots],
+        converged=np.asarray(state.converged)[which],
+        steps=np.asarray(state.steps)[which],
         attempt=attempt,
     )
 
