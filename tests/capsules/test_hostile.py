@@ -83,7 +83,7 @@ def assert_refused(result, pattern):
         ("digits.json", "[[" + "9" * 5000 + ", 1]]", "does not hold points"),
         ("huge.json", "[[1" + "0" * 400 + ", 1]]", "does not hold points"),
         ("field.csv", "1" * 200_000, "does not hold points|NaN or infinite"),
-        ("many.csv", "0.1,0.2\n" * 100_000, "has 100000 points but the program only 11 parts"),
+        ("many.csv", "0.1,0.2\n" * 100_000, "has 100000 points but the program has only 11 parts"),
         ("none.csv", "x,y\n", "does not hold points"),
     ],
 )
