@@ -97,7 +97,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")
     (tmp_path / "zero.json").symlink_to("/dev/zero")  # has no end
     for name in ("pipe.csv", "pipe.npz", "zero.json"):
-        assert_refused(run("infer", tmp_path / name, "--json", "-"), "it is no ordinary file")
+        assert_refused(run("infer", tmp_path / name, "--json", "-"), "it is not an ordinary file")
 
 
 # --- npz ----------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_outputs_that_cannot_be_written_are_explained(tmp_path, stored, option, 
 def test_a_device_is_not_replaced_by_a_file(tmp_path, stored):
     os.mkfifo(tmp_path / "pipe.json")
     result = run("infer", stored, "--method", "ransac", "--json", tmp_path / "pipe.json")
-    assert_refused(result, "cannot write .*it is no ordinary file")
+    assert_refused(result, "cannot write .*it is not an ordinary file")
     assert (tmp_path / "pipe.json").is_fifo()
 
 
