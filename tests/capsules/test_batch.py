@@ -122,7 +122,7 @@ def test_work_goes_on_where_it_stopped(path, tmp_path, monkeypatch):
     arguments = ("infer", path, "--all", "--method", "ransac", "--out", out)
     stopped = run(*arguments)
     assert stopped.exit_code == cli.INTERRUPTED
-    assert "the same command goes on there" in stopped.stderr
+    assert "the same command resumes there" in stopped.stderr
     before = {part: part.stat().st_mtime_ns for part in out.iterdir()}
     assert len(before) == 2
     resumed = run(*arguments)

@@ -121,7 +121,7 @@ def test_sample_takes_shapes_and_centring(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        (["--draws", 0], "at least one draw, got 0"),
+        (["--draws", 0], "draws must be at least 1, got 0"),
         (["--draws", 10**9], r"1,000,000,000 draws .* at most 1,952,257, and"),
         (["--clutter", 10**9], r"512 draws of 1,000,000,011 points take more than 2 GiB"),
         (["--sigma", -1], r"sigma must be 0 to 1,000, got -1\.0"),

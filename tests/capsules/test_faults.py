@@ -94,7 +94,7 @@ def test_no_point_is_lost(tmp_path, seen, name, content, count):
         ("a.json", '[["1_0", 0.2]]', '"1_0" is not a number'),
         ("a.json", "[[0.1, [0.2]]]", "[0.2] is not a number"),
         ("a.json", "[[0.1, null]]", "null is not a number"),
-        ("a.json", "[0.1, 0.2]", "it is no list of lists"),
+        ("a.json", "[0.1, 0.2]", "it is not a list of lists"),
         ("a.json", '{"points": [[0, 0]], "points": [[1, 1]]}', "a key occurs twice"),
         ("a.json", "[[0.1, 0.2], [0.3]]", "the same number of coordinates"),
         ("a.json", "[[]]", "the same number of coordinates"),
