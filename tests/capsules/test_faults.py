@@ -259,7 +259,7 @@ def test_answers_belong_to_the_file_that_was_opened(stored):
         ({"precision": np.ones(5)}, "precision has shape (5,)"),
         ({"precision": np.array(True)}, "type bool"),
         ({"precision": np.array(-1.0)}, "positive"),
-        ({"pose_mean": np.zeros(4)}, "one alone"),
+        ({"pose_mean": np.zeros(4)}, "must both be given"),
         ({"pose_mean": np.zeros(3), "pose_covariance": np.eye(3)}, "pose_mean has shape (3,)"),
         ({"pose_mean": np.zeros(4), "pose_covariance": -np.eye(4)}, "positivedefinite"),
         ({"template_square": np.zeros((9, 2))}, "it must have shape (4, 2)"),
