@@ -63,7 +63,7 @@ class Store:
         return Entry(self.folder / f"{name}-{address[:16]}.npz", address)
 
     def has(self, entry: Entry) -> bool:
-        """Whether the entry is there and sound."""
+        """Whether the entry exists and is sound."""
         return self._content(entry) is not None
 
     def read(self, entry: Entry) -> dict[str, np.ndarray] | None:

@@ -38,7 +38,7 @@ def train(
         variant: variant of CCAE, a name in `VARIANTS`.
     """
     if path.exists():
-        raise InputError(f"{path} is there already; remove it to train again, or choose another")
+        raise InputError(f"{path} exists already; remove it to train again, or choose another")
     about, num_steps = {"sigma": sigma, "seed": seed}, training.checked_steps(num_steps)
     asked = {"network": network, "steps": num_steps, "variant": variant}
     mark = Store(path.parent).entry(path.stem, **asked, **about).path  # names the checkpoint

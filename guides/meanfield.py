@@ -80,10 +80,10 @@ def update_pose(
     seen = model.seen.astype(float)
     # For each feature of each part the expected number of points matched, and their sum.
     shared = match_probs[:, :, None]
-    mass, met = loop_total(
+    mass, matched = loop_total(
         lambda m: (shared[m] * seen[m], shared[m] * (seen[m] * model.points[m])), len(seen)
     )
-    votes = total(weight * (met - mass * offset) * F, axis=2)
+    votes = total(weight * (matched - mass * offset) * F, axis=2)
     certainty = total(weight * mass * F[:, None] * F[None], axis=3)
 
     prior_precision, _ = _prior_precision(model)

@@ -50,12 +50,12 @@ def silent(done: int, total: int) -> None:
 
 
 class Plan(NamedTuple):
-    """Number of steps, and how many scenes are drawn for them at a time."""
+    """Number of steps, scenes of a batch, and batches of a draw."""
 
     num_steps: int
     batch_size: int = 64
     batches_in_a_draw: int = 150
-    """Batches that are drawn in one call of the simulator."""
+    """Batches from one call of the simulator."""
 
 
 def train(

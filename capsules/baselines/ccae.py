@@ -47,7 +47,7 @@ class Variant(NamedTuple):
         return Ccae(self.width, self.num_layers, self.narrowest, key)
 
     def plan(self, num_steps: int) -> Plan:
-        """How long to train, and with how many scenes at a time."""
+        """The training plan: number of steps and batch size."""
         return Plan(num_steps, self.batch_size)
 
     def optimizer(self, num_steps: int) -> optax.GradientTransformation:

@@ -37,7 +37,7 @@ class Ways(NamedTuple):
 
     @property
     def num_objects(self) -> int:
-        """How many objects there are, K."""
+        """K, the number of objects."""
         return int(self.object.max()) + 1
 
 

@@ -28,7 +28,7 @@ def learn(
     rounds: Annotated[int, typer.Option(help="Rounds of expectation maximisation.", min=1)] = 100,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Scenes for each update of the numbers.", show_default="all"),
+        typer.Option(help="Scenes between updates of the numbers.", show_default="all"),
     ] = None,
     holdout: Annotated[
         float, typer.Option(help="Share of the scenes, the last ones, that is held out.")

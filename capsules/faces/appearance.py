@@ -6,7 +6,7 @@ scores of the five parts of a face, stacked, have a factor analyser
     scores = loadings @ factors + mean + noise,    factors ~ Normal(0, I),  noise diagonal,
 
 whose factors are the appearance dimensions of a face's pose. Both are fitted by scikit-learn. Parts
-are combined at random within a group, so one part tells nothing of another but its group.
+are combined at random within a group, so one part tells only the group of another.
 """
 
 import functools

@@ -247,7 +247,7 @@ def markdown(tables: list[Report], note: list[str]) -> str:
 
 
 def comma_separated(numbers: Numbers) -> str:
-    """A line for each mean, with the paper's beside ours where it has one."""
+    """A line for each mean, with the paper's beside ours if it has one."""
     lines = []
     for cell, of in numbers.items():
         for name in of:

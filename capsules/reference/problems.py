@@ -144,7 +144,7 @@ DEFINITIONS: dict[str, Definition] = {
     "two-triangles-mixture": Definition(
         "Two triangles, five points.", "mixture", TRIANGLES | SHARP, 0.03, 21, (0, 1, 2, 3, 4)
     ),
-    # --- presence: which objects are there is unknown -------------------------------------------
+    # --- presence: it is unknown which objects are present --------------------------------------
     "two-triangles-presence": Definition(
         "Both are there, one vertex is missing.",
         "presence",

@@ -54,7 +54,7 @@ class Scaling(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Where the search for the potentials stands, at a temperature of 2^halvings."""
+    """State of the search for the potentials, at a temperature of 2^halvings."""
 
     potentials: Float[Array, "N B"]
     error: Float[Array, " B"]

@@ -40,7 +40,7 @@ class Skeleton(NamedTuple):
 
     @property
     def num_objects(self) -> int:
-        """How many objects there are, K."""
+        """K, the number of objects."""
         return len(self.alike)
 
     @property
@@ -226,7 +226,7 @@ def check_conjugate(program: Program, scene: Scene, given: Values | None = None)
 
 
 def skeleton_of(found: LinearGaussianModel, varies: LinearGaussianModel | None = None) -> Skeleton:
-    """The skeleton of pieces. Objects whose pieces depend on the scene count as different.
+    """The skeleton of pieces. If they depend on the scene, all objects count as different.
 
     Args:
         varies: which pieces depend on the scene; by default those that are traced.

@@ -202,7 +202,7 @@ def test_very_many_parts_are_refused_with_the_estimate(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, points=np.zeros((1, 100_000, 2)), present=np.ones((1, 100_000), bool))
     names = ",".join(["square"] * 25_000)
-    pattern = r"100,000 parts in all, more than the 512 .* 74\.5 GiB for each run"
+    pattern = r"100,000 parts in all, more than the limit of 512: .* 74\.5 GiB for each run"
     assert_refused(run("infer", path, "--shapes", names, "--json", "-"), pattern)
     assert_refused(run("evaluate", path, "--shapes", names, "--json", "-"), pattern)
     assert_refused(run("infer", path, "--json", "-"), "100,000 rows of 2 features, 1,562 KiB")
