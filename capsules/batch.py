@@ -1,10 +1,10 @@
-"""Infer a scene file of any size in blocks: bounded memory, answers that are kept.
+"""Infer a scene file of any size in blocks, with bounded memory and stored answers.
 
-Scenes are inferred in blocks that are always the same, `BLOCK` of the file's scenes with points,
-each with a random key of its own. So an answer depends on the file and the settings, and not on
-where or in which order blocks are computed. An entry of the store, `part-000000-...npz` and so on,
-holds what a `Result` holds for a block; `manifest.json` lists the entries once all are there.
-Memory is that of one block, and of the numbers of the scenes in the file: `docs/scale.md`.
+The non-empty scenes of a file are cut into fixed blocks of `BLOCK` scenes, each with a random key
+of its own. So an answer depends on the file and the settings, but not on where or in which order
+blocks are computed. An entry of the store, `part-000000-...npz` and so on, holds the `Result` of a
+block; `manifest.json` lists the entries once all are there. In memory are one block and the numbers
+of the scenes in the file: `docs/scale.md`.
 """
 
 import json
@@ -22,7 +22,7 @@ from inference.result import Report, Result
 from models.scenes import Scene
 
 BLOCK = 1024
-"""Scenes that a method gets at a time, and that an entry holds."""
+"""Scenes of a block, which a method infers at a time and an entry holds."""
 
 MANIFEST = "manifest.json"
 
@@ -32,17 +32,17 @@ _DETAIL = "detail_"
 
 
 class Job(NamedTuple):
-    """What is asked of every scene: the arguments of `capsules.methods.infer`."""
+    """The arguments of `capsules.methods.infer`, the same for every scene."""
 
     method: str
     seed: int
     settings: Mapping[str, Any]
-    """Those that change the answer: `prior`, `preset`, `precision`, `num_restarts`, ..."""
+    """Options that change the answer: `prior`, `preset`, `precision`, `num_restarts`, ..."""
     devices: int = 1
 
     @property
     def all_options(self) -> dict[str, Any]:
-        """The options of `infer`, with how it is computed."""
+        """All options of `infer`, including the number of devices."""
         return {**self.settings} | ({"devices": self.devices} if self.devices != 1 else {})
 
 
@@ -54,9 +54,9 @@ class Block(NamedTuple):
     scenes: Scene
 
     def infer(self, progress_bar: bool | Report = False) -> Result:
-        """The answers; of the details those that are an array with a value for each scene."""
+        """The answers, with only those details that are arrays with a value for each scene."""
         seed = self.job.seed
-        if self.number:  # the first is what one gets from the method itself
+        if self.number:  # the first block is what the method itself returns for the seed
             seed = int(np.random.SeedSequence([seed, self.number]).generate_state(1)[0])
         options = self.job.all_options
         result = infer(self.job.method, self.scenes, seed, progress_bar=progress_bar, **options)
@@ -72,12 +72,12 @@ class Block(NamedTuple):
 
 
 class Work:
-    """The blocks of a file for one job, and the store that their answers are kept in, if any."""
+    """The blocks of a file for one job, and the store of their answers, if any."""
 
     def __init__(
         self, job: Job, file: SceneFile, store: Store | None = None, limit: int | None = None
     ) -> None:
-        """Look at the file; `limit` takes only its first scenes, empty ones counted."""
+        """Find the blocks of the file; `limit` takes only its first scenes, counting empty ones."""
         self.job, self.file, self.store = job, file, store
         if store is not None:
             check_output(store.folder / MANIFEST, file.path)
@@ -85,11 +85,11 @@ class Work:
         self.entries = [] if store is None else [self._entry(store, i) for i in range(len(self))]
 
     def __len__(self) -> int:
-        """Blocks."""
+        """The number of blocks."""
         return -(-len(self.numbers) // BLOCK)
 
     def numbers_of(self, block: int) -> Int[np.ndarray, " scenes"]:
-        """The numbers, in the file, of a block's scenes."""
+        """The numbers in the file of a block's scenes."""
         return self.numbers[block * BLOCK : (block + 1) * BLOCK]
 
     def block(self, block: int) -> Block:
@@ -103,7 +103,7 @@ class Work:
         return [block for block, entry in enumerate(self.entries) if not self.store.has(entry)]
 
     def result(self, block: int, progress_bar: bool | Report = False) -> Result:
-        """The answers of a block: read, or computed and kept."""
+        """The answers of a block, read from the store, or computed and stored."""
         if self.store is None:
             return self.block(block).infer(progress_bar)
         entry = self.entries[block]
@@ -120,7 +120,7 @@ class Work:
         return (self.result(block) for block in range(len(self)))
 
     def write_manifest(self) -> None:
-        """Say what was asked, and which entries hold the answers."""
+        """Write the job and the names of the entries that hold its answers."""
         assert self.store is not None
         numbers = [self.numbers_of(block) for block in range(len(self))]
         content = {
@@ -140,13 +140,13 @@ class Work:
         numbers, (method, seed, settings, _) = self.numbers_of(block), self.job
         data: dict[str, Any] = {"file": self.file.digest, "scenes": numbers.tolist()}
         asked: dict[str, Any] = {"method": method, "seed": seed, "settings": dict(settings)}
-        for name in {"weights", "learned"} & set(settings):  # files: a name says nothing of them
+        for name in {"weights", "learned"} & set(settings):  # files, whose content counts
             data[name] = digest(np.fromfile(settings[name], np.uint8))
         return store.entry(f"part-{block:06d}", block=block, **asked, **data)
 
 
 def packed(entry: Entry, numbers: Int[np.ndarray, " scenes"], result: Result) -> bytes:
-    """The file of an entry that holds these answers."""
+    """The content of the entry that holds these answers."""
     arrays = {"scene": numbers, "owner": result.owner}
     arrays |= {name: getattr(result, name) for name in (*_ARRAYS, *_OPTIONAL)}
     arrays |= {_DETAIL + name: value for name, value in result.details.items()}
@@ -154,7 +154,7 @@ def packed(entry: Entry, numbers: Int[np.ndarray, " scenes"], result: Result) ->
 
 
 def _result(method: str, scenes: Scene, arrays: dict[str, np.ndarray]) -> Result:
-    """A result from what was written of it."""
+    """The result that an entry holds."""
     details = {n.removeprefix(_DETAIL): x for n, x in arrays.items() if n.startswith(_DETAIL)}
     fields: dict[str, Any] = {n: x for n, x in arrays.items() if not n.startswith(_DETAIL)}
     return Result(method=method, scene=scenes, details=details, **fields)

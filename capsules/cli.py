@@ -30,8 +30,8 @@ BAD_INPUT, INTERRUPTED = 2, 130
 STOPPED = "interrupted; no file was left half written"
 
 COLLECTED = 20_000
-"""New objects after which Python looks for cycles. Importing and tracing make a million objects
-that stay; at Python's own 700 the search takes a tenth of a first answer."""
+"""New objects between searches of the garbage collector. Importing and tracing make a million
+objects that stay; at Python's default of 700 the searches take a tenth of a first answer."""
 
 
 class _Sentences(TyperGroup):
@@ -53,7 +53,7 @@ class _Sentences(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            if error.errno is None:  # not the system's, but a sentence of ours
+            if error.errno is None:  # our own sentence, not the system's
                 _say(str(error))
             else:
                 what = "standard output" if error.filename is None else error.filename
@@ -65,7 +65,7 @@ class _Sentences(TyperGroup):
 
 
 def _unraisable(ignored: Any) -> None:
-    """Stop where an interruption comes within a destructor, from which Python raises nothing."""
+    """Exit if an interruption comes within a destructor, from which Python raises nothing."""
     if not issubclass(ignored.exc_type, KeyboardInterrupt):
         return sys.__unraisablehook__(ignored)
     print(STOPPED, file=sys.stderr, flush=True)
@@ -73,7 +73,7 @@ def _unraisable(ignored: Any) -> None:
 
 
 def _repair_output() -> None:
-    """Let any name be printed in any encoding, and a closed standard output be nothing."""
+    """Make any name printable in any encoding, and ignore a closed standard output."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -81,13 +81,13 @@ def _repair_output() -> None:
 
 
 def _keep_compiled_code() -> None:
-    """Have JAX keep compiled code in the user's cache folder, unless it is told of one already.
+    """Let JAX keep compiled code in the user's cache folder, unless a folder is set already.
 
-    Told by the environment, which is read when JAX is imported and which other processes inherit.
+    It is set in the environment, which JAX reads on import and which other processes inherit.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    with contextlib.suppress(OSError, RuntimeError):  # no home, or one that cannot be written
+    with contextlib.suppress(OSError, RuntimeError):  # no home folder, or not a writable one
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         folder = base / "generative-capsules"
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def capsules() -> None:
     Watch coordinate ascent find its objects:
       [cyan]capsules film scenes.npz --index 3 --out fit.gif[/cyan]
 
-    Infer every scene of a file of any size, and go on after an interruption:
+    Infer every scene of a file of any size; the same command resumes:
       [cyan]capsules infer scenes.npz --all --out answers[/cyan]
 
     Learn the noise and the poses from scenes without labels:
@@ -145,8 +145,8 @@ def capsules() -> None:
     [bold]Exit codes[/bold]
 
     0 success; 2 input that cannot be used, with one sentence on stderr about
-    what was given, what was wanted and what to do; 130 interrupted; 1 an error
-    of the program itself. Output files are written whole or not at all.
+    what was given, what is required and what to do; 130 interrupted; 1 an error
+    in the program itself. Output files are written whole or not at all.
     """
     _keep_compiled_code()
 
@@ -159,7 +159,7 @@ app.add_typer(faces.app, name="faces")
 def main() -> None:
     """The entry point of `capsules`."""
     gc.set_threshold(COLLECTED)
-    # ArviZ's advice to those who write code with it, given once a day, is not for the terminal.
+    # ArviZ's daily advice to programmers does not belong on the terminal.
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     sys.unraisablehook = _unraisable
@@ -168,7 +168,7 @@ def main() -> None:
         try:
             app(prog_name="capsules")
         finally:
-            sys.stdout.flush()  # what cannot be written is found out here, and not at the very end
+            sys.stdout.flush()  # a failed write is reported here, and not at exit
     except OSError as error:
         _say(f"cannot write ({error.strerror}); make room, or write to another place")
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Blocks of scenes on a Dask cluster, of this machine or of many.
 
-Scenes travel with their block and answers come back, so workers need this project and no shared
-folder. A worker that is lost is Dask's business: its blocks go to another. Answers are those of one
-process, bit by bit.
+Scenes travel with their block and answers come back, so workers need this project but no shared
+folder. If a worker is lost, Dask gives its blocks to another one. Answers are the same as those of
+one process, bit by bit.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 AHEAD = 64
-"""Blocks that the cluster has at a time: enough for it to grow by, little enough to hold."""
+"""Blocks that are submitted at a time: enough for a growing cluster, few enough for memory."""
 
 START_SECONDS = 300
 """How long a process of this machine may take to start: minutes, if others use the machine."""
@@ -36,10 +36,10 @@ PATIENT = {
     "distributed.scheduler.no-workers-timeout": START_SECONDS,
     "distributed.scheduler.worker-ttl": None,
 }
-"""A process that is slow is not lost; one that has ended is noticed by itself."""
+"""Slow processes do not count as lost; processes that have ended are noticed anyway."""
 
 _one_at_a_time = threading.Lock()
-"""NumPyro's handlers are one stack for all threads of a process."""
+"""All threads of a process share NumPyro's stack of handlers."""
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def client_of(address: str | None, workers: int) -> Iterator["Client"]:
                 there = distributed.LocalCluster(n_workers=workers, **options)
             except (RuntimeError, OSError) as error:
                 raise InputError(
-                    f"the processes of --workers did not start ({reason_of(error)}); start again, "
+                    f"the processes of --workers did not start ({reason_of(error)}); try again "
                     "with fewer of them"
                 ) from error
             stack.enter_context(there)
@@ -70,7 +70,7 @@ def client_of(address: str | None, workers: int) -> Iterator["Client"]:
 
 
 def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int]:
-    """Infer blocks on a cluster and keep their answers; yields the number of each as it is done."""
+    """Infer blocks on a cluster and store their answers; yields the number of each when done."""
     from distributed import CancelledError, KilledWorker, as_completed
     from distributed.scheduler import NoWorkerError
 
@@ -91,7 +91,7 @@ def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int
         except (CancelledError, KilledWorker, NoWorkerError, OSError) as error:
             raise InputError(
                 f"the cluster did not compute part {block} ({reason_of(error)}); what was computed "
-                "is kept, and the same command goes on"
+                "is kept, and the same command resumes"
             ) from error
         yield block
         for following in itertools.islice(left, 1):
@@ -101,11 +101,11 @@ def compute(client: "Client", work: Work, blocks: Sequence[int]) -> Iterator[int
 def _answer(
     block: Block, entry: Entry, numbers: Int[np.ndarray, " scenes"], source_there: str
 ) -> bytes:
-    """On a worker: the file of an entry."""
+    """Infer a block on a worker; returns the content of its entry."""
     if source() != source_there:
         raise InputError(
-            "a worker of the cluster has another source of this project; install the same there, "
-            "and start the worker again"
+            "a worker of the cluster has another source of this project; install the same source "
+            "there and restart the worker"
         )
     with _one_at_a_time:
         return packed(entry, numbers, block.infer())

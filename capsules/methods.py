@@ -43,14 +43,14 @@ class Method(NamedTuple):
     """How a method is run, and on which variant of the program."""
 
     run: Callable[..., Result]
-    """Of the program, the scene and `rng_key`; `progress_bar` and its options by name."""
+    """`run(program, scene, rng_key, progress_bar=..., **options)`."""
     match_prior: MatchPrior
     options: frozenset[str] = frozenset()
-    """Names of the options that it takes."""
+    """Names of its options."""
 
 
 def _without_key(run: Callable[..., Result]) -> Callable[..., Result]:
-    """A method that draws nothing, called as the others are."""
+    """Give a method without random numbers the same signature as the others."""
 
     def keyless(program: Program, scene: Scene, rng_key: Array, **options: Any) -> Result:
         return run(program, scene, **options)
@@ -63,16 +63,16 @@ _nuts = functools.partial(nuts.run, num_warmup=100, num_samples=100)
 _gibbs = functools.partial(gibbs.run, num_warmup=100, num_samples=100, num_temperatures=12)
 
 MAX_PARTS = 512
-"""Parts of all objects of the command line's programs together."""
+"""Largest number of parts in the command line's programs."""
 
 MEMORY = 2 << 30
 """Bytes that the runs or chains of one scene may take."""
 
 TABLES = 32
-"""Of parts by parts, that a run, or a replica of a chain, holds at a time."""
+"""Number of N x N tables that a run, or a replica of a chain, holds at a time."""
 
 FARTHEST, NEAREST = 1e4, 1e-6
-"""Coordinates that scenes may have, at most and as the largest of all; the model thinks of 1."""
+"""Limits of a scene's largest coordinate; the model expects about 1."""
 
 _ASCENT = frozenset(
     {
@@ -99,14 +99,14 @@ METHODS: dict[str, Method] = {
     "nuts": Method(_nuts, "doubly_stochastic", _CHAINS),
     "gibbs": Method(_gibbs, "doubly_stochastic", _CHAINS),
 }
-"""Budgets of the sampling methods are those of a first look, unless options say otherwise."""
+"""Sampling methods have small default budgets, for a first look; options change them."""
 
 _ROUTING = frozenset({"num_restarts"})
 _WEIGHTS = frozenset({"weights"})
 
 
 def networks(name: str) -> Any:
-    """The module of trained networks, which needs packages that are optional."""
+    """The module of trained networks, which requires optional packages."""
     try:
         from capsules import trained
     except ImportError as error:
@@ -131,12 +131,12 @@ BASELINES: dict[str, Method] = {
     "ccae": Method(_ccae, "doubly_stochastic", _WEIGHTS),
     "amortised": Method(_amortised, "doubly_stochastic", _WEIGHTS),
 }
-"""Methods that run where they are asked for by name: systems to compare with, and networks."""
+"""Methods that run only if asked for by name: systems to compare with, and networks."""
 
 TRAINED = ("ccae", "amortised")
 """Methods that require weights, made by `capsules train`."""
 
-EVERY_METHOD = ChainMap(BASELINES, METHODS)  # which lists METHODS first
+EVERY_METHOD = ChainMap(BASELINES, METHODS)  # lists METHODS first
 
 PRIORS: dict[str, Callable[..., Any]] = {
     "uniform": constellation,
@@ -150,7 +150,7 @@ _WITH_PRESENCE = ("ds", "map", "exact", "nuts", "gibbs")
 
 
 class Preset(NamedTuple):
-    """Options of a method, and its program and its way to run where they are not the usual ones."""
+    """Options of a method and, if they are not the usual ones, its program and how it is run."""
 
     options: dict[str, Any]
     program: Callable[..., Any] | None = None
@@ -187,15 +187,15 @@ def program_of(
     visibility: float | None = None,
     learned: str | None = None,
 ) -> functools.partial[Any]:
-    """The constellations program as a method runs it; its keywords have its templates, `parts`.
+    """The constellations program as a method runs it; its keywords include the templates, `parts`.
 
     Args:
         method: a name in `EVERY_METHOD`.
-        objects: shapes to make the templates of; by default the program's own templates.
-        precision: of the noise; by default the program's own.
+        objects: shapes of the templates; by default the program's own templates.
+        precision: noise precision; by default the program's own.
         prior: a name in `PRIORS`.
         preset: a name in `PRESETS`.
-        clutter: the most points of a scene that may belong to no object.
+        clutter: the largest number of points in a scene that belong to no object.
         visibility: probability that a part of a present object is seen; by default 1.
         learned: a file of learnt numbers; other arguments take precedence over it.
     """
@@ -214,7 +214,7 @@ def program_of(
         )
     if preset != "default" and clutter:
         raise InputError(
-            f"clutter is for the preset 'default', got {preset!r}, whose methods know of none; "
+            f"clutter is for the preset 'default', got {preset!r}, whose methods do not model it; "
             "leave one of the two out"
         )
     if visibility is not None and (prior == "uniform" or not 0 < visibility <= 1):
@@ -227,8 +227,8 @@ def program_of(
     if learned is not None:
         if PRESETS[preset].get(method, Preset({})).program is not None:
             raise InputError(
-                f"learnt numbers are for our own programs, got the preset {preset!r}, which has "
-                "one of its own; leave one of the two out"
+                f"learnt numbers are for our own programs, but the preset {preset!r} has a "
+                "program of its own; leave one of the two out"
             )
         check_input(Path(learned), "a file of learnt numbers")
         file = Path(learned), Path(learned).stat().st_mtime
@@ -250,9 +250,9 @@ def templates(objects: tuple[str, ...] | None = None, clutter: int = 0) -> Parts
     num_parts = named + clutter
     if num_parts > MAX_PARTS:
         raise InputError(
-            f"shapes and clutter have {num_parts:,} parts in all, more than the {MAX_PARTS:,} that "
-            f"are taken: a match of them is {8 * num_parts**2 / 2**30:,.1f} GiB for each run of "
-            "each scene; cut the scene into smaller ones"
+            f"shapes and clutter have {num_parts:,} parts in all, more than the limit of "
+            f"{MAX_PARTS:,}: a match of them is {8 * num_parts**2 / 2**30:,.1f} GiB for each run "
+            "of each scene; cut the scene into smaller ones"
         )
     parts = PARTS if objects is None else stack(shapes(*objects))
     return with_clutter(parts, clutter) if clutter else parts
@@ -313,7 +313,7 @@ def check_options(
     learned: str | None = None,
     **options: Any,
 ) -> functools.partial[Any]:
-    """The program of `infer` with these arguments, or a sentence about what is wrong with them."""
+    """The program of `infer` with these arguments; an InputError if they cannot be used."""
     key_of(seed)
     if precision is not None and precision > LARGEST:
         raise InputError(
@@ -333,7 +333,7 @@ def check_options(
 
 
 def _check_counts(num_parts: int, options: dict[str, Any]) -> None:
-    """Refuse more runs, or replicas of chains, than fit into memory."""
+    """Raise an InputError for more runs, or replicas of chains, than fit into memory."""
     each = 8 * TABLES * num_parts**2
     for name, copies in (("num_restarts", 1), ("num_temperatures", options.get("num_chains", 4))):
         most = max(1, MEMORY // (each * copies))
@@ -345,7 +345,7 @@ def _check_counts(num_parts: int, options: dict[str, Any]) -> None:
 
 
 def _check_scale(scene: Scene) -> None:
-    """Refuse a scene in units that the templates and priors cannot be meant for."""
+    """Raise an InputError for a scene in units that do not suit the templates and priors."""
     largest = float(np.abs(np.where(scene.present[..., None], scene.points, 0.0)).max())
     if FARTHEST < largest < np.inf or 0 < largest < NEAREST:
         raise InputError(
@@ -366,8 +366,10 @@ def _program(
     visibility: float | None,
     learned: tuple[Path, float] | None,
 ) -> functools.partial[Any]:
-    """Args:
-    learned: a file of learnt numbers, and when it was written: a new one is read again.
+    """Make the program of `program_of`, once for each set of arguments.
+
+    Args:
+        learned: a file of learnt numbers and when it was written, so that a new one is read again.
     """
     own = PRESETS[preset].get(method, Preset({})).program
     given: dict[str, Any] = {"parts": templates(objects, clutter)}

@@ -1,10 +1,10 @@
-"""Answers that are kept: files addressed by what they were computed from, checked at every read.
+"""A store of answers: files addressed by all that they depend on, and checked at every read.
 
 The address of an entry is a digest of the project's source (and with it of the version, the
-programs and the templates), of the settings and of the data. So an edit of any of them leads to
-another entry, and nothing is ever stale. An entry is an npz file, for anyone to read; its zip
-comment is a digest of its address and its bytes. An entry that is damaged, or is another one under
-this name, is named on standard error, removed, and computed again.
+programs and the templates), of the settings and of the data. An edit of any of them leads to
+another entry, so no entry is ever stale. An entry is a plain npz file; its zip comment is a digest
+of its address and its bytes. An entry that is damaged, or has another address, is reported on
+standard error, removed, and computed again.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ from models.errors import InputError
 
 FOLDERS = [Path(package.__path__[0]) for package in (models, guides, inference, capsules)]
 SHOWN = ("commands", "plots")
-"""Where the source is, and folders of it that show answers and compute none."""
+"""Folders of the source, and subfolders that only show answers and do not count."""
 
 SEAL = hashlib.sha256().digest_size * 2
 """Characters of the digest at the end of an entry."""
 
 
 MAX_BYTES = 1 << 31
-"""Size of a file beyond which it is no entry: the answers of a block are less."""
+"""Largest size of an entry; the answers of a block are smaller."""
 
 
 class Entry(NamedTuple):
-    """Where something is kept, and the digest of all that it depends on."""
+    """Where an answer is kept, and the digest of all that it depends on."""
 
     path: Path
     address: str
@@ -57,13 +57,13 @@ class Store:
         self.folder = folder
 
     def entry(self, name: str, **depends: Any) -> Entry:
-        """The entry of this name for these settings and data; the source counts by itself."""
+        """The entry of this name for these settings and data, and for the present source."""
         content = json.dumps([source(), name, depends], sort_keys=True, default=repr)
         address = hashlib.sha256(content.encode()).hexdigest()
         return Entry(self.folder / f"{name}-{address[:16]}.npz", address)
 
     def has(self, entry: Entry) -> bool:
-        """Whether the entry is there and sound."""
+        """Whether the entry exists and is sound."""
         return self._content(entry) is not None
 
     def read(self, entry: Entry) -> dict[str, np.ndarray] | None:
@@ -75,7 +75,7 @@ class Store:
             return dict(arrays)
 
     def write(self, entry: Entry, content: bytes) -> None:
-        """Keep what `sealed` has made of the arrays of an entry."""
+        """Write an entry; its content comes from `sealed`."""
         with whole_file(entry.path) as file:
             file.write(content)
 
@@ -86,9 +86,9 @@ class Store:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Make the folder, and hold it: a second run says that the first is there.
+        """Make the folder and lock it, so that a second run is refused.
 
-        The lock is the system's own, on the folder: it ends with the process and leaves no file.
+        The lock is the system's own, on the folder; it ends with the process and leaves no file.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class Store:
                 raise InputError(
                     f"another run is at work in {self.folder}; wait for it, or choose another --out"
                 ) from error
-            # a network's file system without locks: entries are whole all the same
+            # a network file system without locks: entries are written whole all the same
         try:
             remove_parts(self.folder)
             yield
@@ -131,7 +131,7 @@ class Store:
 
 
 def sealed(entry: Entry, arrays: dict[str, np.ndarray]) -> bytes:
-    """An entry's file: an npz with the digest of its address and bytes as the zip's comment."""
+    """The content of an entry: an npz whose zip comment is the digest of its address and bytes."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     with zipfile.ZipFile(buffer, "a") as file:

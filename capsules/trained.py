@@ -1,4 +1,4 @@
-"""Networks in files: how they are trained on the generator's scenes, and methods that run them."""
+"""Trained networks: training on the generator's scenes, and the methods that run them."""
 
 import functools
 from pathlib import Path
@@ -23,7 +23,7 @@ from models.scenes import Scene
 
 NETWORKS = ("ccae", "amortised")
 SCENES_TO_NAME = 4096
-"""Training scenes by which capsules get the names of objects."""
+"""Training scenes that decide which object each capsule stands for."""
 
 
 def train(
@@ -33,15 +33,15 @@ def train(
 
     Args:
         network: one of `NETWORKS`.
-        path: the file of weights; a run that was killed goes on from the checkpoint beside it,
-            which other settings and another source do not find.
-        variant: of CCAE, a name in `VARIANTS`.
+        path: the file of weights; an interrupted run resumes from the checkpoint beside it if the
+            settings and the source are the same.
+        variant: variant of CCAE, a name in `VARIANTS`.
     """
     if path.exists():
-        raise InputError(f"{path} is there already; remove it to train again, or choose another")
+        raise InputError(f"{path} exists already; remove it to train again, or choose another")
     about, num_steps = {"sigma": sigma, "seed": seed}, training.checked_steps(num_steps)
     asked = {"network": network, "steps": num_steps, "variant": variant}
-    mark = Store(path.parent).entry(path.stem, **asked, **about).path  # has a checkpoint beside it
+    mark = Store(path.parent).entry(path.stem, **asked, **about).path  # names the checkpoint
     key, simulator = jax.random.key(seed), paper_simulator(sigma)
     if network == "amortised":
         settings = amortised.Settings(num_steps)
@@ -75,7 +75,7 @@ def run_ccae(
     weights: str | None = None,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """The capsule of each point; CCAE does not know the program, and its poses are its own."""
+    """Infer with CCAE, which does not use the program; its poses are of its own templates."""
     scenes, owner = scene.batch(), np.asarray(PARTS.owner)
     if scenes.present.shape[1] != len(owner):
         raise InputError(
@@ -111,7 +111,7 @@ def run_amortised(
     weights: str | None = None,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """The amortised guide in a file, alone."""
+    """Infer with only the amortised guide in a file of weights."""
     guide = _guide(*_named(weights, "amortised"))
     return amortised_inference.run(
         program, scene, rng_key, match_logits=guide.match_logits, progress_bar=progress_bar
@@ -119,7 +119,7 @@ def run_amortised(
 
 
 def _named(weights: str | None, network: str) -> tuple[Path, float]:
-    """The file, and when it was written: so that a new one is read."""
+    """The file and when it was written, so that a new one is read again."""
     if weights is None:
         raise InputError(
             f"the method {network} requires trained weights, got none; give --weights FILE, made "

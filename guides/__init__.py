@@ -1,4 +1,4 @@
-"""What is approximated: the mean-field family, its coordinate updates, its closed-form ELBO."""
+"""Approximations: the mean-field family, its coordinate updates and ELBO; an amortised guide."""
 
 from guides.guide import mean_field_guide
 

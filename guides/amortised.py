@@ -1,11 +1,11 @@
-"""An amortised guide: a network that reads the match of any scene off its points in one pass.
+"""An amortised guide: a network that maps the points of any scene to match logits in one pass.
 
-It is trained on draws of the program itself, or of a generator, and on nothing else. Its loss is
+It is trained only on draws from the program itself, or from a generator. Its loss is
 
     -log sum over g of q(g z | x),   q(z | x) = prod_m softmax(logits_m)[z_m],
 
-with g all symmetries of the program (`guides.symmetries`): of two squares the network need not
-guess which one is called the first.
+where g runs over all symmetries of the program (`guides.symmetries`), so the network need not guess
+which of two squares is called the first.
 """
 
 import hashlib
@@ -32,19 +32,19 @@ from models.program.sites import Program, trace_sites
 from models.scenes import Layout, Scene
 
 VERSION = 1
-"""To be raised where a change of the code makes stored weights stale."""
+"""Raise it when a change of the code makes stored weights stale."""
 
 KIND = "amortised"
 
 TOLERANCE = 1e-9
-"""Of the sums of columns."""
+"""Largest deviation of a column sum from one."""
 
 BLOCK = 256
-"""Scenes that go through the network at a time: their activations fit into the cache."""
+"""Scenes per forward pass: their activations fit into the cache."""
 
 
 class Size(NamedTuple):
-    """How large the network is."""
+    """Size of the network."""
 
     width: int = 64
     num_layers: int = 3
@@ -65,13 +65,13 @@ class AmortisedGuide(eqx.Module):
 
     @property
     def num_parts(self) -> int:
-        """How many parts all objects have, N."""
+        """N, parts of all objects."""
         return int(self.head.out_features)
 
     def __call__(
         self, points: Float[AnyArray, "N d"], present: Bool[AnyArray, " N"]
     ) -> Float[Array, "N N"]:
-        """Logits of each row being each part; zero in rows that are absent."""
+        """Logits of each row being each part; zero in dummy rows."""
         logits = jax.vmap(self.head)(self.encoder(points, present))
         return jnp.where(present[:, None], logits, 0.0)
 
@@ -113,7 +113,7 @@ def _probs(guide: AmortisedGuide, points: Array, present: Array) -> Array:
 
 
 class Settings(NamedTuple):
-    """How a guide is trained: by Adam, whose learning rate falls to zero along a cosine."""
+    """Training settings: Adam, with a learning rate that decays to zero along a cosine."""
 
     num_steps: int = 30_000
     batch_size: int = 64
@@ -135,21 +135,21 @@ def amortise(
     say: Callable[[str], None] = print,
     report: Report = training.silent,
 ) -> AmortisedGuide:
-    """A guide for a program: trained, or taken from a folder where it was trained before.
+    """Train a guide for a program, or load it if it was trained before.
 
     Args:
         program: a NumPyro program with a Normal pose prior and `MatchedParts`.
         rng_key: decides the weights, with the settings.
-        folder: where weights are kept under a digest of the program, the key and the settings. An
-            edited program has another digest, and is trained again.
+        folder: where weights are kept, named by a digest of the program, the key and the settings.
+            An edited program has another digest, and is trained again.
         simulator: draws scenes with their matches; the program itself by default.
-        about: what the simulator is, in words, which weights are kept under too.
-        say: called with a sentence where training begins although the folder has other guides.
+        about: a description of the simulator, which is part of the digest.
+        say: called with a sentence if the folder has other guides but a new one is trained.
         report: called with (steps done, steps in all) now and then.
     """
     if simulator is not None and not about:
         raise InputError(
-            "weights of a simulator are kept under a few words about it, got none; give `about`"
+            "a simulator requires a description, which names its weights; got none, give `about`"
         )
     path = folder / f"amortised-{digest(program, about, settings, rng_key)}.eqx"
     if path.exists():
@@ -169,10 +169,10 @@ def fit(
     path: Path | None = None,
     report: Report = training.silent,
 ) -> AmortisedGuide:
-    """Train a guide for a program, whatever was trained before.
+    """Train a guide for a program, without looking for stored weights.
 
     Args:
-        path: the file that the weights will be in, beside which a checkpoint is kept meanwhile.
+        path: the future file of weights; a checkpoint is kept beside it during training.
     """
     key, init_key = jax.random.split(rng_key)
     parts = likelihood_of_program(program).parts
@@ -195,14 +195,14 @@ def fit(
 def save_guide(
     path: Path, guide: AmortisedGuide, settings: Settings, about: dict[str, Any]
 ) -> None:
-    """Write the weights of a guide, and what is needed to read them."""
+    """Write the weights of a guide, with a header that is needed to read them."""
     shape = [guide.encoder.embed.in_features, guide.num_parts]
     header = {"kind": KIND, "shape": shape, "size": settings.size._asdict()}
     training.save(path, header | {"steps": settings.num_steps} | about, guide)
 
 
 def load_guide(path: Path) -> AmortisedGuide:
-    """The guide in a file of weights."""
+    """Load a guide from a file of weights."""
     header = training.read_header(path, KIND)
     num_features, num_parts = header["shape"]
     size = Size(**header["size"])
@@ -222,7 +222,7 @@ def orbit_loss(symmetries: Symmetries) -> training.Loss:
 
 
 def digest(program: Program, about: str, settings: Settings, rng_key: Array) -> str:
-    """A name for all that weights depend on: sites, distributions, numbers, parts and settings."""
+    """A digest of all that weights depend on: sites, distributions, numbers, parts, settings."""
     parts = likelihood_of_program(program).parts
     blank = Layout(parts.num_parts, parts.num_features, False, None).blank()
     found = hashlib.sha256(repr((VERSION, about, settings)).encode())
@@ -234,7 +234,7 @@ def digest(program: Program, about: str, settings: Settings, rng_key: Array) -> 
 
 
 def _fingerprint(numbers: Iterable[Any]) -> bytes:
-    """Of some arrays in any order: that of a distribution's fields is not the same in every run."""
+    """A digest of arrays in any order, as the order of a distribution's fields differs by run."""
     arrays = [np.asarray(number) for number in numbers]
     each = (f"{x.shape} {x.dtype}".encode() + x.tobytes() for x in arrays)
     return b"".join(sorted(hashlib.sha256(one).digest() for one in each))

@@ -1,7 +1,8 @@
 """The mean-field family as a NumPyro guide, for `SVI` on the same program and the same ELBO.
 
-Its parameters are those of the coordinate updates: match probabilities R, a Normal for each pose,
-and where the program has them a Gamma for the precision and a Dirichlet for the part probabilities.
+Its parameters are those of the coordinate updates: match probabilities R, a Normal for each pose
+and, if the program has these sites, a Gamma for the precision and a Dirichlet for the part
+probabilities.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class MeanMatch(DoublyStochasticMatch):
 
 
 class MeanMixture(MixtureMatch):
-    """The same for a mixture, whose rows are free of each other."""
+    """A mixture match whose "draw" is its mean."""
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         return jnp.broadcast_to(self.mean, self.shape(sample_shape))
@@ -46,8 +47,8 @@ def mean_field_guide(program: Program, scene: Scene, init: dict[str, Any] | None
 
     Args:
         init: starting values by name: `match_probs` (N, N), `pose_mean` (K, p), `pose_scale_tril`
-            (K, p, p), `precision` (concentration, rate), `part_concentration` (N,). What is left
-            out starts from the prior.
+            (K, p, p), `precision` (concentration, rate), `part_concentration` (N,). All others
+            start from the prior.
     """
     model = read(program, scene)
     if not bool(jnp.isfinite(model.match_logits).all()):
@@ -70,7 +71,7 @@ def mean_field_guide(program: Program, scene: Scene, init: dict[str, Any] | None
         scale_tril = numpyro.param(
             "pose_scale_tril",
             start["pose_scale_tril"],
-            constraint=constraints.scaled_unit_lower_cholesky,  # steps without a unit of length
+            constraint=constraints.scaled_unit_lower_cholesky,  # steps are independent of scale
         )
         with numpyro.plate("object", model.num_objects):
             numpyro.sample("pose", dist.MultivariateNormal(mean, scale_tril=scale_tril))

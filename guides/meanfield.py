@@ -2,12 +2,11 @@
 
 q(Z) has the match probabilities R, q(Y) is a Normal for each object with mean mu_k and precision
 Lambda_k. Each function below is one equation of the paper; `docs/derivation.md` derives them and
-names the places where the print is wrong. All arrays have the scene axes last, after the axes of
-the model, so the same lines serve one scene and a batch of thousands (see
-`models.numerics.linalg`).
+lists the misprints. All arrays have the scene axes last, after the axes of the model, so the same
+lines serve one scene and a batch of thousands (see `models.numerics.linalg`).
 
-Where the program has them, q also has a Gamma factor for an unknown noise precision and a Dirichlet
-factor for unknown part probabilities; without them their expectations are constants.
+If they are unknown, q also has a Gamma factor for the noise precision and a Dirichlet factor for
+the part probabilities; otherwise their expectations are constants.
 """
 
 from typing import Any, NamedTuple
@@ -31,16 +30,16 @@ class PoseFactor(NamedTuple):
 
 
 class ElboTerms(NamedTuple):
-    """The ELBO's terms apart; the ELBO is their sum."""
+    """The terms of the ELBO."""
 
     log_likelihood: Float[Array, "*scenes"]
     """E_q[log p(X | Y, Z)] (eq. E_q_X)."""
     pose: Float[Array, "*scenes"]
     """-KL(q(Y) || p(Y))."""
     match: Float[Array, "*scenes"]
-    """-KL(q(Z) || p(Z)) (eq. KL_Z), and of the part probabilities where they are unknown."""
+    """-KL(q(Z) || p(Z)) (eq. KL_Z), with that of the part probabilities if they are unknown."""
     precision: Float[Array, "*scenes"]
-    """-KL of the noise precision where it is unknown, else zero."""
+    """-KL of the noise precision if it is unknown, else zero."""
 
     @property
     def elbo(self) -> Float[Array, "*scenes"]:
@@ -49,7 +48,7 @@ class ElboTerms(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """What the other updates need of the noise precision: E[tau] beta and E[log tau] + log beta."""
+    """Moments of the noise precision for the other updates: E[tau] beta, E[log tau] + log beta."""
 
     mean: Float[Array, "*scenes"]
     log_mean: Float[Array, "*scenes"]
@@ -57,7 +56,7 @@ class Precision(NamedTuple):
 
 
 class PartProbs(NamedTuple):
-    """What the other updates need of unknown part probabilities: E[log pi] for each part."""
+    """Moments of unknown part probabilities for the other updates: E[log pi] for each part."""
 
     log_mean: Float[Array, "N *scenes"]
     kl: Float[Array, "*scenes"]
@@ -79,12 +78,12 @@ def update_pose(
     offset, F = model.parts.offset, _design(model)
     weight = precision.mean * _inverse_variance(model)
     seen = model.seen.astype(float)
-    # How much of each feature of each part was met, and the sum of what met it.
+    # For each feature of each part the expected number of points matched, and their sum.
     shared = match_probs[:, :, None]
-    mass, met = loop_total(
+    mass, matched = loop_total(
         lambda m: (shared[m] * seen[m], shared[m] * (seen[m] * model.points[m])), len(seen)
     )
-    votes = total(weight * (met - mass * offset) * F, axis=2)
+    votes = total(weight * (matched - mass * offset) * F, axis=2)
     certainty = total(weight * mass * F[:, None] * F[None], axis=3)
 
     prior_precision, _ = _prior_precision(model)
@@ -94,7 +93,7 @@ def update_pose(
     information = total(prior_precision * prior_mean, axis=1)
     information = information + _sum_by_object(votes, owner, model, axis=1)
     mean = total(covariance * information, axis=1)  # eq. mu_k
-    # Once more for what is left: where points are precise, rounding would move them visibly.
+    # One step of iterative refinement: for precise points the rounding error would be visible.
     rest = information - total(precision_k * mean, axis=1)
     mean = mean + total(covariance * rest, axis=1)
     return PoseFactor(mean, covariance, log_det)
@@ -105,8 +104,8 @@ def expected_energy(
 ) -> Float[Array, "N N *scenes"]:
     """E_q(Y) of the squared distance of each point from each part, in units of the noise variance.
 
-    sum_j ((x_mj - F_nj mu - m_nj)^2 + F_nj Lambda^-1 F_nj') / v_nj over the features j that are
-    seen: the residual at the mean, and the trace term of the paper one feature at a time.
+    sum_j ((x_mj - F_nj mu - m_nj)^2 + F_nj Lambda^-1 F_nj') / v_nj over the seen features j: the
+    residual at the mean, and the paper's trace term written by feature.
     """
     F, owner = _design(model), pose_of_part(owner, len(model.pose_mean))
     mean = total(F * pose.mean[:, owner, None], axis=0) + model.parts.offset
@@ -126,8 +125,8 @@ def expected_log_likelihood(
 ) -> Float[Array, "N N *scenes"]:
     """E_q of the log density of each point as each part; zero in dummy rows.
 
-    -1/2 (sum_j log(2 pi v_nj / beta) + beta energy), and as if beta were one for clutter. The
-    paper's expected log likelihood (eq. E_q_X) lacks the factor beta / 2 of the energy; its log rho
+    -1/2 (sum_j log(2 pi v_nj / beta) + beta energy), with beta = 1 for clutter. The paper's
+    expected log likelihood (eq. E_q_X) lacks the factor beta / 2 of the energy; its log rho
     (eq. log_rho) has it.
     """
     log_variance = jnp.log(2 * jnp.pi * model.parts.variance)
@@ -152,7 +151,7 @@ def match_log_weights(
 def log_prior(
     model: LinearGaussianModel, part_probs: PartProbs | None
 ) -> Float[Array, "N N *scenes"]:
-    """log a_mn, or its expectation where the part probabilities are unknown."""
+    """log a_mn, or its expectation if the part probabilities are unknown."""
     return model.match_logits if part_probs is None else part_probs.log_mean[None]
 
 
@@ -164,8 +163,10 @@ def precision_gamma(
 ) -> tuple[Float[Array, "*scenes"], Float[Array, "*scenes"]]:
     """Concentration and rate of q(tau), a Gamma, given R and the poses.
 
-    concentration = a_0 + 1/2 (number of features met), rate = b_0 + beta/2 sum_mn r_mn energy_mn.
-    Clutter says nothing of it.
+    concentration = a_0 + 1/2 (expected number of matched features),
+    rate          = b_0 + beta/2 sum_mn r_mn energy_mn,
+
+    both without clutter, whose density does not depend on tau.
     """
     assert model.precision_prior is not None
     prior_concentration, prior_rate = model.precision_prior
@@ -194,7 +195,7 @@ def gamma_precision(
     rate: Float[Array, "*scenes"],
     beta: Float[Array, "*scenes"],
 ) -> Precision:
-    """What the other updates need of a Gamma q(tau)."""
+    """Moments and KL of a Gamma q(tau)."""
     assert model.precision_prior is not None
     prior_concentration, prior_rate = model.precision_prior
     kl = (
@@ -209,7 +210,7 @@ def gamma_precision(
 
 
 def fixed_precision(model: LinearGaussianModel, beta: Float[Array, "*scenes"]) -> Precision:
-    """A known precision at beta; where it is unknown, its prior mean, to start from."""
+    """A known precision at beta; if it is unknown, its prior mean as a starting value."""
     if model.precision_prior is None:
         return Precision(beta, jnp.log(beta), jnp.zeros_like(beta))
     concentration, rate = model.precision_prior
@@ -220,7 +221,7 @@ def fixed_precision(model: LinearGaussianModel, beta: Float[Array, "*scenes"]) -
 def part_dirichlet(
     model: LinearGaussianModel, match_probs: Float[Array, "N N *scenes"]
 ) -> Float[Array, "N *scenes"]:
-    """Concentration of q(pi), a Dirichlet: it grows by the points that each part has."""
+    """Concentration of q(pi), a Dirichlet: that of the prior plus expected points of each part."""
     assert model.part_prior is not None
     present = model.seen.any(axis=1)
     return model.part_prior + total(match_probs * present[:, None], axis=0)
@@ -236,7 +237,7 @@ def update_part_probs(
 def dirichlet_part_probs(
     model: LinearGaussianModel, concentration: Float[Array, "N *scenes"]
 ) -> PartProbs:
-    """What the other updates need of a Dirichlet q(pi)."""
+    """Moments and KL of a Dirichlet q(pi)."""
     assert model.part_prior is not None
     prior = model.part_prior
     log_mean = digamma(concentration) - digamma(total(concentration, axis=0))
@@ -263,12 +264,12 @@ def elbo_terms(
     """The ELBO at any factors of q, whether or not they have converged.
 
     Args:
-        entropy, log_normalizer: of q(Z) and p(Z) as the projection counts them, see
-            `guides.projections`.
+        entropy, log_normalizer: entropy of q(Z) and log normaliser of p(Z), as defined by the
+            projection (`guides.projections`).
         log_likelihood: `expected_log_likelihood` at these poses and this precision.
     """
     prior = log_prior(model, part_probs)
-    if part_probs is not None:  # dummy rows have no part probabilities to be uncertain about
+    if part_probs is not None:  # dummy rows do not depend on part probabilities
         prior = jnp.where(model.seen.any(axis=1)[:, None], prior, jnp.log(match_probs))
     prior = jnp.where(match_probs == 0, 0.0, prior)
     part_kl = 0.0 if part_probs is None else part_probs.kl
@@ -291,7 +292,7 @@ def pose_kl(model: LinearGaussianModel, pose: PoseFactor) -> Float[Array, "*scen
 
 
 def _design(model: LinearGaussianModel) -> Float[Array, "p N d *scenes"]:
-    """F with the pose axis first, where sums over it run along contiguous memory."""
+    """F with the pose axis first, so that sums over it run along contiguous memory."""
     return jnp.moveaxis(model.parts.F, 2, 0)
 
 
@@ -306,13 +307,13 @@ def _prior_precision(
 def _sum_by_object(
     values: Float[Array, "..."], owner: Int[np.ndarray, " N"], model: LinearGaussianModel, axis: int
 ) -> Float[Array, "..."]:
-    """Sum over the parts of each object: the axis of parts becomes one of objects."""
+    """Sum over the parts of each object, so that the axis of parts becomes one of objects."""
     groups = (np.flatnonzero(owner == k) for k in range(len(model.pose_mean)))
     return jnp.stack([total(jnp.take(values, g, axis=axis), axis) for g in groups], axis=axis)
 
 
 def _inverse_variance(model: LinearGaussianModel) -> Float[Array, "N d *scenes"]:
-    """1 / v where a part has a feature, zero where it has not."""
+    """1 / v, and zero for features that a part does not have."""
     return model.parts.feature_mask / model.parts.variance
 
 

@@ -5,7 +5,7 @@ Three choices of q(Z), each maximising sum r log rho + H(R) over its own set wit
 - `sinkhorn`, the paper's: doubly stochastic R, entropy -sum r log r.
 - `bethe`: doubly stochastic R, entropy -sum r log r + sum (1 - r) log(1 - r), tighter where R is
   near a permutation.
-- `softmax`: every row by itself, the mixture model.
+- `softmax`: independent rows, the mixture model.
 
 The log of the sum over matches of prod rho^z is at least that maximum plus `log_bound`
 (`docs/bound.md`), which makes the ELBO less the log normaliser of the match prior a lower bound on
@@ -30,8 +30,8 @@ from models.numerics.sinkhorn import Scaling, refine, scale
 
 
 class Projected(NamedTuple):
-    """R, the entropy that the projection gives it, its warm start, and the largest deviation of a
-    row or column sum of R from one, where the projection fixes that sum."""
+    """R, its entropy as the projection defines it, a warm start, and the largest deviation from one
+    of a row or column sum of R that the projection fixes."""
 
     match_probs: Float[Array, "N N *scenes"]
     entropy: Float[Array, "*scenes"]
@@ -46,10 +46,10 @@ class Projection(Protocol):
         """R and its entropy, started from the last step's `carry`."""
 
     def cold(self, log_rho: Array, tolerance: float) -> Projected:
-        """The same at the first step."""
+        """R and its entropy at the first step, without a warm start."""
 
     def log_bound(self, size: int) -> float:
-        """What to add to the maximum to bound the log of the sum over matches."""
+        """The constant that makes the maximum a lower bound on the log of the sum over matches."""
 
 
 class sinkhorn:
@@ -57,14 +57,14 @@ class sinkhorn:
 
     @staticmethod
     def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
-        """Scale from the start."""
+        """Scale from a cold start."""
         return sinkhorn._projected(scale(log_rho, tolerance))
 
     @staticmethod
     def project(
         log_rho: Float[Array, "N N *scenes"], carry: Float[Array, "N *scenes"], tolerance: float
     ) -> Projected:
-        """Scale on from the last step's potentials."""
+        """Scale from the last step's potentials."""
         return sinkhorn._projected(refine(log_rho, carry, tolerance))
 
     @staticmethod
@@ -81,9 +81,9 @@ class sinkhorn:
 class bethe:
     """Belief propagation on the matching: the marginals of the Bethe permanent.
 
-    Near ties messages settle slowly. Where they have not, R is scaled to be doubly stochastic,
-    which keeps the bound, and the R of the step before is kept if it is the better one, so that no
-    step goes downhill. The carry is the messages and that R.
+    Near ties messages converge slowly. If they have not converged, R is scaled to be doubly
+    stochastic, which keeps the bound; the R of the step before is kept if it is better, so that no
+    step lowers the bound. The carry is the messages and that R.
     """
 
     @staticmethod
@@ -98,7 +98,7 @@ class bethe:
         carry: Float[Array, "2 N N *scenes"],
         tolerance: float,
     ) -> Projected:
-        """Propagate on from the last step's messages."""
+        """Propagate from the last step's messages."""
         messages, last = carry
         log_rho = jnp.maximum(log_rho, -1e30)
         match_probs, messages, error = propagate(log_rho, messages, tolerance)
@@ -130,11 +130,11 @@ class bethe:
 
 
 class softmax:
-    """Rows by themselves, the mixture model (GCM-GMM)."""
+    """Independent rows, the mixture model (GCM-GMM)."""
 
     @staticmethod
     def cold(log_rho: Float[Array, "N N *scenes"], tolerance: float) -> Projected:
-        """The same as `project`: it needs no start."""
+        """Normalise each row; there is no warm start."""
         return softmax.project(log_rho, jnp.zeros((0, *log_rho.shape[2:])), tolerance)
 
     @staticmethod

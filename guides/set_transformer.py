@@ -1,6 +1,6 @@
-"""A set transformer: points look at each other, in any order; absent rows do not count.
+"""A set transformer: attention between the points of a scene, in any order; dummy rows are masked.
 
-Its numbers are 32-bit, which is twice as fast and enough for a network.
+It computes in 32 bits, which is twice as fast and enough for a network.
 """
 
 import equinox as eqx
@@ -12,7 +12,7 @@ from models.numerics.arrays import AnyArray
 
 
 class Block(eqx.Module):
-    """Attention between points and a small network for each, both added to what was there."""
+    """Attention between points and a small network for each, both with a residual connection."""
 
     attention: eqx.nn.MultiheadAttention
     attention_norm: eqx.nn.LayerNorm
@@ -38,7 +38,7 @@ class Block(eqx.Module):
 
 
 class SetTransformer(eqx.Module):
-    """Features of each point that know of all others; permuting the points permutes them."""
+    """Features of each point that depend on all points, equivariant to permutations."""
 
     embed: eqx.nn.Linear
     blocks: list[Block]
@@ -60,5 +60,5 @@ class SetTransformer(eqx.Module):
 
 
 def may_look(present: Bool[AnyArray, " N"], num_queries: int) -> Bool[Array, "queries N"]:
-    """The attention mask: every query may look at the points that are there."""
+    """The attention mask: every query attends to the rows that are present."""
     return jnp.broadcast_to(present, (num_queries, len(present)))

@@ -1,4 +1,4 @@
-"""Scenes with their matches, drawn from a program: what a network learns inference from."""
+"""Scenes with their matches, drawn from a program, to train networks on."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from models.numerics.arrays import AnyArray
 from models.program.sites import Program
 
 SPARE = 1.25
-"""Scenes that are drawn for each that is wanted: some have no points."""
+"""Scenes drawn for each one needed, because some have no points."""
 
 
 class Draws(NamedTuple):
@@ -24,7 +24,7 @@ class Draws(NamedTuple):
     points: Float[AnyArray, "scenes N d"]
     present: Bool[AnyArray, "scenes N"]
     part: Int[AnyArray, "scenes N"]
-    """The part that each point is; of rows that are absent it means nothing."""
+    """The part that each point is; arbitrary in dummy rows."""
 
     def take(self, which: Any) -> "Draws":
         """Some of the draws, by number, slice or mask."""
@@ -37,10 +37,10 @@ Simulator = Callable[[Array, int], Draws]
 
 @functools.lru_cache(maxsize=8)  # compiled once for each program
 def simulator_of(program: Program) -> Simulator:
-    """A function that draws from a program.
+    """A simulator that draws from a program.
 
-    Where the program says nothing of how many points there are, every number is as probable as any
-    other, and which of the parts are seen is left to chance.
+    If the program has no prior on the number of points, so that all its draws are full, the number
+    is uniform and the seen parts are a random subset.
     """
 
     def draw_one(rng_key: Array) -> tuple[Array, Array, Array]:
@@ -65,18 +65,18 @@ def simulator_of(program: Program) -> Simulator:
 
 
 def some(draws: Draws, count: int) -> Draws:
-    """So many scenes that are not empty, repeated if there are too few; zero in absent rows."""
+    """Take `count` non-empty scenes, repeated if there are too few; zero in dummy rows."""
     full = np.flatnonzero(draws.present.any(axis=1))
     if not len(full):
         raise InputError(
             f"none of {len(draws.present)} scenes drawn from the program has a point; raise the "
-            "probability of objects to be there"
+            "probability that objects are present"
         )
     points = np.where(draws.present[..., None], draws.points, 0.0)
     return draws._replace(points=points).take(np.resize(full, count))
 
 
 def as_arrays(draws: Any) -> Any:
-    """A tree of draws for a network: 32-bit numbers."""
+    """Convert a tree of draws to 32-bit JAX arrays for a network."""
     kinds = {"f": jnp.float32, "i": jnp.int32}
     return jax.tree.map(lambda x: jnp.asarray(x, kinds.get(x.dtype.kind)), draws)

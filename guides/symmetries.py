@@ -1,9 +1,9 @@
-"""Which parts of a program can be exchanged without a change of its density.
+"""Symmetries of a program: exchanges of parts that do not change its density.
 
-A square looks alike from four sides, and two squares may be swapped: matches that differ in such a
-way explain every scene equally well, whatever the points are. What is compared is the program as it
-is read (`models.program.reading`): mean and covariance of all parts under the pose prior, the match
-prior, and the density of all other sites. An edited prior that tells two objects apart is noticed.
+A square may be turned in four ways, and two squares may be swapped: matches that differ in such a
+way explain every scene equally well. The symmetries are found from the program as it is read
+(`models.program.reading`): mean and covariance of all parts under the pose prior, the match prior,
+and the density of all other sites. So they respect an edited prior that tells two objects apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,22 +24,22 @@ from models.scenes import Scene
 from models.templates import pose_of_part
 
 PROBES = 4
-"""Draws of the program at which it is read."""
+"""Number of draws from the program at which it is read."""
 
 
 class Symmetries(NamedTuple):
-    """Ways to lay one object on another, and all matches that follow from them.
+    """Ways to lay one object on another, and the group of matches that they generate.
 
-    A slot for clutter counts as an object of one part. The group is every permutation of objects of
-    one kind, each laid on its place in any of the ways there are.
+    A slot for clutter counts as an object of one part. The group has every permutation of objects
+    of one kind, each laid on its place in every possible way.
     """
 
     part: Int[np.ndarray, "ways N"]
-    """For each part of the object that is laid, the part that it comes to lie on, else -1."""
+    """For each part of the source object, the part of the target on which it lies, else -1."""
     source: Int[np.ndarray, " ways"]
     target: Int[np.ndarray, " ways"]
     owner: Int[np.ndarray, " N"]
-    """The object of each part, with each slot for clutter one of its own."""
+    """The object of each part; each slot for clutter is an object of its own."""
 
     @property
     def kinds(self) -> list[Int[np.ndarray, " members"]]:
@@ -49,12 +49,12 @@ class Symmetries(NamedTuple):
 
     @property
     def num_objects(self) -> int:
-        """How many objects there are; the background counts where there is clutter."""
+        """Number of objects, including one for each slot for clutter."""
         return int(self.owner.max()) + 1
 
     @property
     def order(self) -> int:
-        """How many matches are alike."""
+        """The number of elements of the group."""
         ways = np.zeros((self.num_objects,) * 2)
         np.add.at(ways, (self.source, self.target), 1)
         counts = [log_permanent(jnp.log(ways[np.ix_(some, some)])) for some in self.kinds]
@@ -66,14 +66,14 @@ class Symmetries(NamedTuple):
         part: Int[AnyArray, " M"],
         present: Bool[AnyArray, " M"],
     ) -> Float[Array, ""]:
-        """Log of the sum, over all matches that are like the given one, of their probabilities.
+        """Log of the total probability of all matches that are equivalent to the given one.
 
-        Points are independent of each other. So the sum over ways goes object by object, and what
-        is left, over permutations of objects, is a permanent for each kind.
+        Points are independent, so the sum over ways factorises over objects. The sum over
+        permutations of objects is a permanent for each kind.
 
         Args:
-            log_probs: of each point being each part.
-            part: the match.
+            log_probs: log probability of each point being each part.
+            part: the part of each point, the match.
         """
         laid = jnp.asarray(self.part)[:, part]
         own = (laid >= 0) & present
@@ -88,7 +88,7 @@ class Symmetries(NamedTuple):
 
 
 def find(program: Program) -> Symmetries:
-    """The symmetries of a program."""
+    """Find the symmetries of a program."""
     probes = [_probe(program, jax.random.key(i)) for i in range(PROBES)]
     pieces = [_pieces(program, probe) for probe in probes]
     owner, num_poses = _objects(pieces[0])
@@ -120,7 +120,7 @@ class _Probe(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """What is compared: of parts, of pairs of parts, and of the rest."""
+    """What symmetries must preserve: numbers of parts, of pairs of parts, and all others."""
 
     of_part: Float[np.ndarray, "N features"]
     of_pair: Float[np.ndarray, "N N features"]
@@ -137,18 +137,18 @@ def _probe(program: Program, rng_key: Array) -> _Probe:
 
 
 def likelihood_of_program(program: Program) -> MatchedParts:
-    """The distribution of the points of a program, of no scene in particular."""
+    """The distribution of the points of a program, without a scene."""
     sites = trace(seed(substitute(program, substitute_fn=_undrawn), jax.random.key(0))).get_trace()
     return sites["points"]["fn"]
 
 
 def _undrawn(site: Any) -> Array | None:
-    """Some value of the sites that are read in closed form: no need to draw them."""
+    """Placeholders for the sites that are read in closed form, which need not be drawn."""
     return placeholder(site["fn"]) if site["name"] in ("pose", "match", "points") else None
 
 
 def _swapped(probe: _Probe, j: int, k: int, num_objects: int) -> _Probe:
-    """The same with the conditions of two objects swapped."""
+    """The probe with the conditions of two objects swapped."""
     order = np.arange(num_objects)
     order[[j, k]] = k, j
     given = {
@@ -181,7 +181,7 @@ def _pieces(program: Program, probe: _Probe) -> _Pieces:
 
 
 def _objects(pieces: _Pieces) -> tuple[Int[np.ndarray, " N"], int]:
-    """The object of each part, slots for clutter counted one by one, and how many have a pose."""
+    """The object of each part, each slot for clutter its own, and the number of poses."""
     owner, num_poses = np.array(pieces.model.parts.owner), pieces.model.num_objects
     slots = np.flatnonzero(owner >= num_poses)
     owner[slots] = num_poses + np.arange(len(slots))
@@ -197,7 +197,7 @@ def _ways(
     source: Int[np.ndarray, " n"],
     target: Int[np.ndarray, " n"],
 ) -> Iterator[list[int]]:
-    """Every way to lay the parts of one object on those of another, part by part."""
+    """Yield every way to lay the parts of one object on those of another."""
 
     def fits(n: int, place: int, laid: list[int]) -> bool:
         for first, second in probes:

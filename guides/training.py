@@ -1,6 +1,6 @@
-"""Training a network: steps that a key decides, checkpoints, and files of weights.
+"""Training of networks: reproducible steps, checkpoints, and files of weights.
 
-A step depends on the key, its number and the weights alone. So a run that was killed goes on from
+A step depends only on the key, its number and the weights. So a run that was killed resumes from
 its checkpoint and ends in the same weights as one that was not.
 """
 
@@ -26,10 +26,10 @@ from guides.simulation import as_arrays
 from models.errors import InputError
 
 MAX_STEPS = 100_000_000
-"""Of training, whose losses take 400 MB."""
+"""Largest number of training steps, whose losses take 400 MB."""
 
 MAX_BYTES = 2 << 30
-"""Of a file of weights."""
+"""Largest size of a file of weights."""
 
 SAVED_EVERY = 500
 """Steps between checkpoints."""
@@ -38,9 +38,9 @@ REPORTED_EVERY = 10
 
 Network = TypeVar("Network", bound=eqx.Module)
 Loss = Callable[[Any, Any, Array], Float[Array, ""]]
-"""Of a network, a batch of draws, and a key."""
+"""The loss of a network on a batch of draws, given a key."""
 Source = Callable[[Array, int], Any]
-"""From a key and a number, so many draws: a tree of arrays with a row for each."""
+"""Takes a key and a number, and returns that many draws: a tree of arrays, one row for each."""
 Report = Callable[[int, int], None]
 """Called with (steps done, steps in all) now and then."""
 
@@ -50,12 +50,12 @@ def silent(done: int, total: int) -> None:
 
 
 class Plan(NamedTuple):
-    """How long and in which steps to train."""
+    """Number of steps, scenes of a batch, and batches of a draw."""
 
     num_steps: int
     batch_size: int = 64
     batches_in_a_draw: int = 150
-    """Batches that are drawn at once."""
+    """Batches from one call of the simulator."""
 
 
 def train(
@@ -72,8 +72,8 @@ def train(
     """Minimise the mean loss over draws of a simulator; returns the network and each step's loss.
 
     Args:
-        path: the file that the weights will be in. Beside it is a checkpoint while training lasts,
-            to go on from after a kill.
+        path: the future file of weights. A checkpoint is kept beside it during training, from which
+            an interrupted run resumes.
     """
     weights, rest = eqx.partition(network, eqx.is_array)
     losses = jnp.zeros(plan.num_steps, jnp.float32)
@@ -116,12 +116,12 @@ def train(
 
 
 def _resumed(checkpoint: Path | None, state: Any, mark: dict[str, Any]) -> tuple[Any, int]:
-    """The state to begin with, and the number of its next step."""
+    """The state to start from, and the number of its next step."""
     if checkpoint is None or not checkpoint.exists():
         return state, 0
     try:
         header = read_header(checkpoint)
-    except InputError:  # damaged: from the beginning, then
+    except InputError:  # damaged: start from the beginning
         return state, 0
     if {name: header.get(name) for name in mark} != mark:
         return state, 0
@@ -129,7 +129,7 @@ def _resumed(checkpoint: Path | None, state: Any, mark: dict[str, Any]) -> tuple
 
 
 def checked_steps(num_steps: int) -> int:
-    """The number of steps, if the loss of each can be kept."""
+    """Return the number of steps; raise an InputError if it is out of range."""
     if not 1 <= num_steps <= MAX_STEPS:
         raise InputError(
             f"the number of training steps must be 1 to {MAX_STEPS:,}, got {num_steps:,}"
@@ -150,10 +150,10 @@ def save(path: Path, header: dict[str, Any], tree: Any) -> None:
 
 
 def read_header(path: Path, kind: str | None = None) -> dict[str, Any]:
-    """What a file of weights says of itself.
+    """Read the header of a file of weights.
 
     Args:
-        kind: of network that it must be of.
+        kind: the required kind of network, if any.
     """
     header = json.loads(_content(path).readline())
     found = header.get("kind") if isinstance(header, dict) else None
@@ -166,7 +166,7 @@ def read_header(path: Path, kind: str | None = None) -> dict[str, Any]:
 
 
 def load(path: Path, like: Any) -> Any:
-    """The arrays of a file as a tree like the given one."""
+    """Load the arrays of a file into a tree like the given one."""
     try:
         content = _content(path)
         content.readline()
@@ -181,17 +181,17 @@ def load(path: Path, like: Any) -> Any:
 
 
 def _content(path: Path) -> io.BytesIO:
-    """What a file of weights holds after its digest, which is checked."""
+    """The content of a file of weights after its digest, which is checked."""
     try:
         if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no ordinary file")
+            raise OSError(errno.EINVAL, "it is not an ordinary file")
         if path.stat().st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 30} GiB")
         digest, _, content = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise _unreadable(path, str(error.strerror)) from error
     if digest != _digest(content):
-        raise _unreadable(path, "it is damaged, or no file of weights")
+        raise _unreadable(path, "it is damaged, or not a file of weights")
     return io.BytesIO(content)
 
 

@@ -1,9 +1,9 @@
-"""What is assumed: pose designs, templates, match distributions, likelihood, programs.
+"""The model: pose designs, templates, match distributions, likelihood and programs.
 
 Importing this package switches JAX to 64-bit floats, here and nowhere else. At a noise precision of
 1e4 the log likelihoods of a scene differ by thousands of nats, and the checks of this project
-compare evidences to 1e-9: float32 carries seven digits and cannot. The whole inference loop costs
-about 1.3 times as much as in 32 bits.
+compare evidences to 1e-9; float32 has only seven digits. The whole inference loop takes about 1.3
+times as long as in 32 bits.
 """
 
 import numpyro

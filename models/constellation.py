@@ -23,7 +23,7 @@ PARTS: Parts = stack(shapes("square", "triangle", "square"))
 """Two squares and a triangle under similarities: K = 3 objects, N = 11 parts, p = 4."""
 
 CLUTTERED: Parts = stack(shapes("square", "triangle", "square"), clutter=3)
-"""The same with slots for up to three points that belong to no object."""
+"""`PARTS` with slots for up to three points that belong to no object."""
 
 
 def constellation(
@@ -50,10 +50,10 @@ def constellation(
         points: the observed points, padded to N rows; None to draw them.
         present: which rows are points; all of them by default.
         match_prior: the paper's p_DS, permutation matrices, or a mixture (GCM-GMM).
-        precision: of the noise, the paper's lambda.
-        beta: annealing, multiplies the precision.
+        precision: noise precision, the paper's lambda.
+        beta: annealing parameter; multiplies the precision.
         parts: the templates.
-        pose_prior: of each object, in the place of N(mu_0, D_0).
+        pose_prior: prior of each pose; N(mu_0, D_0) by default.
     """
     pose_mean = np.zeros(parts.pose_dim)
     pose_covariance = np.eye(parts.pose_dim)
@@ -82,11 +82,11 @@ def cluttered_constellation(
         point_m ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
         point_m ~ Normal(0, I)                             if it is clutter
 
-    It is `constellation` with parts that have C slots for clutter, `stack(..., clutter=C)`. The
-    uniform prior has a point that is clutter at odds of C to N, whatever the other points are. It
-    has nothing against objects of which one or two parts are seen, and those explain stray points
-    as well as clutter does. Where whole objects are expected, `presence_constellation` with such
-    parts says so and tells clutter from objects much better.
+    This is `constellation` with C slots for clutter among the parts, `stack(..., clutter=C)`. Under
+    the uniform match prior each point is clutter at odds of C to N. The prior does not penalise
+    objects of which only one or two parts are seen, and such objects explain stray points as well
+    as clutter does. If you expect whole objects, use `presence_constellation` with the same parts:
+    it tells clutter from objects much better.
     """
     return constellation(
         points, present, match_prior=match_prior, precision=precision, beta=beta, parts=parts
@@ -105,7 +105,7 @@ def published_mixture(
 
         pose_k     ~ Normal((mean of the points, 0, 0), I)     for each object k
         part_probs ~ Dirichlet(1)
-        match      ~ each point its part, by part_probs
+        match      ~ Categorical(part_probs) for each point, independently
         point_m    ~ Normal(F_n pose_k, 1/(precision beta))    if point m is part n of object k
 
     The paper's text has pose mean 0 and fixed part probabilities: `mixture_constellation`.
@@ -135,7 +135,7 @@ def presence_constellation(
     parts: Parts = PARTS,
     pose_prior: Distribution | None = None,
 ) -> Float[Array, "N d"]:
-    """A scene of some of the objects: which of them are there is unknown too.
+    """A scene in which objects may be absent; which ones are present is unknown.
 
         presence_k ~ Bernoulli(presence_prob)            for each object k
         pose_k     ~ Normal(mu_0, D_0)
@@ -143,16 +143,16 @@ def presence_constellation(
         match      ~ uniform over matches of the points with parts of present objects
         point_m    ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
 
-    Where the parts have C slots for clutter, a match may put points there too, at the odds that
-    follow from the two probabilities: each part of a present object is seen, and each slot is in
-    use, independently of all others.
+    If the parts have C slots for clutter, points may be matched to these too: each part of a
+    present object is seen with probability `visibility` and each slot is used with probability
+    `clutter_prob`, all independently.
 
     Args:
-        presence: which objects are there, where that is known.
-        presence_prob: of each object.
+        presence: which objects are present, if known.
+        presence_prob: prior probability that an object is present.
         visibility: probability that a part of a present object is seen.
-        clutter_prob: probability that a slot for clutter is in use.
-        pose_prior: of each object, in the place of N(0, I).
+        clutter_prob: probability that a slot for clutter is used.
+        pose_prior: prior of each pose; N(0, I) by default.
     """
     with numpyro.plate("object", parts.num_objects):
         normal = dist.MultivariateNormal(np.zeros(parts.pose_dim), np.eye(parts.pose_dim))
@@ -183,30 +183,31 @@ def sized_constellation(
 ) -> Float[Array, "N d"]:
     """A scene of objects whose noise grows with their size, as if their templates were noisy.
 
-        presence_k ~ Categorical(absent, or one of the kinds)     for each object k
-        pose_k     ~ Normal, of the size and the direction of its kind (`pose_kinds`)
+        presence_k ~ Categorical over absent and the kinds        for each object k
+        pose_k     ~ Normal with the moments of its kind (`pose_kinds`)
         count      ~ Binomial(parts of present objects, visibility)
         match      ~ uniform over matches of the points with parts of present objects
         precision  ~ Gamma(2, 1)                                  for the scene
         point_m    ~ Normal(F_n pose_k, (noise size_k)^2 / precision)  if it is part n of object k
 
-    Noise in proportion to the scale of the pose itself would not be conjugate, and neither would a
-    pose whose scale and angle are uniform. Given one of a few kinds they are.
+    Noise proportional to the scale of the pose itself would not be conjugate, nor would a pose with
+    uniform scale and angle. A kind is a size and a direction; given the kinds, the model is
+    conjugate.
 
     Args:
-        presence: 0 for an absent object and 1, 2, ... for the first, second, ... kind, where known:
-            all directions of the first size come first.
-        presence_prob: of each object.
+        presence: 0 for an absent object, 1, 2, ... for the first, second, ... kind, if known. Kinds
+            are ordered by size, then by direction.
+        presence_prob: prior probability that an object is present.
         visibility: probability that a part of a present object is seen.
         sizes: typical scales of an object.
-        turns: directions that are told apart.
+        turns: number of directions.
         noise: standard deviation of a part, for an object of scale 1 at a precision of 1.
-        precision: of the scene, where it is known.
+        precision: precision of the scene, if known.
     """
     if parts.pose_dim != 4:
         raise InputError(
-            f"objects of some size require similarity poses of 4 numbers, got {parts.pose_dim}; "
-            "give templates under similarities, or take `presence_constellation`"
+            f"sized objects require similarity poses of 4 numbers, got {parts.pose_dim}; "
+            "stack the templates with the design `similarity`, or use `presence_constellation`"
         )
     mean, covariance, scale = pose_kinds(jnp.asarray(sizes), turns)
     prob = jnp.full(len(scale), 1 / len(scale)) * presence_prob
@@ -222,7 +223,7 @@ def sized_constellation(
     match = numpyro.sample("match", PermutationMatch(logits))
     if precision is None:
         precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0))
-    of_object = jnp.append(noise * scale[kind], 1.0)  # of clutter it is its own
+    of_object = jnp.append(noise * scale[kind], 1.0)  # clutter keeps its own variance
     variance = parts.variance * (of_object**2)[parts.owner, None]
     sized = parts._replace(variance=variance)
     likelihood = MatchedParts(match, pose, sized, precision=precision, present=present)
@@ -232,11 +233,11 @@ def sized_constellation(
 def pose_kinds(
     sizes: Float[Array, " sizes"], turns: int
 ) -> tuple[Float[Array, "kinds 4"], Float[Array, "kinds 4 4"], Float[Array, " kinds"]]:
-    """Mean, covariance and size of the poses of each kind, as the experiment's generator has them.
+    """Pose mean, pose covariance and size of each kind, matched to the experiment's generator.
 
-    Angles are uniform in one of the sectors that half a turn is cut into, sizes spread by 0.037
-    about their own. The generator moves an object before it scales it, so the larger it is, the
-    nearer it stays to one corner.
+    Half a turn is cut into `turns` sectors; an angle is uniform in the sector of its kind, and a
+    size has standard deviation 0.037. The generator moves an object before it scales it, so larger
+    objects stay nearer to one corner.
     """
     size, sector = (x.ravel() for x in jnp.meshgrid(sizes, jnp.arange(turns), indexing="ij"))
     angle = jnp.pi * ((sector + 0.5) / turns - 0.5)
@@ -262,7 +263,7 @@ mixture_constellation = partial(constellation, match_prior="mixture")
 
 
 def uniform_probs(num_parts: int) -> Float[Array, "N N"]:
-    """a = 1/N: no point prefers any part."""
+    """The uniform matrix, a = 1/N."""
     return jax.device_put(np.full((num_parts, num_parts), 1.0 / num_parts))
 
 

@@ -1,4 +1,4 @@
-"""The faces experiment: its program, and the templates that an appearance model makes for it."""
+"""The faces experiment: its program, and its parts built from an appearance model."""
 
 from functools import partial
 from typing import NamedTuple
@@ -19,11 +19,11 @@ from models.program.sites import Program
 from models.templates import Parts
 
 GEOMETRIC = 4
-"""Features of a part, and dimensions of a pose, that are geometric: place, size and direction."""
+"""Number of geometric features of a part, and of geometric dimensions of a pose."""
 
 
 class FactorAnalyser(NamedTuple):
-    """A factor analyser of stacked scores, D in all, with k factors."""
+    """A factor analyser with k factors of D stacked scores."""
 
     loadings: Float[np.ndarray, "D k"]
     mean: Float[np.ndarray, " D"]
@@ -38,7 +38,7 @@ class FactorAnalyser(NamedTuple):
 
     @property
     def slices(self) -> list[slice]:
-        """Where the scores of each part type stand."""
+        """The slice of the stacked scores for each part type."""
         ends = np.cumsum(self.part_dims)
         return [slice(int(end - d), int(end)) for d, end in zip(self.part_dims, ends, strict=True)]
 
@@ -57,8 +57,8 @@ def faces(
         match   ~ a prior with mean a = 1/K    between a point and the parts of its type, else 0
         point_m ~ Normal(F_n pose_k + m_n, D_n / beta)     if point m is part n of face k
 
-    F_n has two blocks: an oriented similarity for where the part is, how large and which way up,
-    and the loadings of a factor analyser for what it looks like. D_n has the variances of both.
+    F_n has two blocks: an oriented similarity for the place, size and direction of the part, and
+    the loadings of a factor analyser for its appearance. D_n has the variances of both.
 
     Edit the priors here: every method reads them from this program. The closed-form methods (ds,
     exact) need the pose prior to be Normal and the points to be `MatchedParts`; svi and nuts take
@@ -69,7 +69,7 @@ def faces(
         present: which rows are points; all of them by default.
         point_type: the part type of each point; by default one of each part.
         parts: the templates, of `face_parts`.
-        beta: annealing, divides the variances.
+        beta: annealing parameter; divides the variances.
     """
     pose_mean = jnp.zeros(parts.pose_dim)
     pose_covariance = jnp.eye(parts.pose_dim)
@@ -97,15 +97,15 @@ def face_parts(
     num_faces: int,
     precision: float = 1e4,
 ) -> Parts:
-    """The parts of some faces, which are all alike: a face is told by its pose alone.
+    """Build the parts of some faces; all faces have the same parts and differ only in their poses.
 
     Args:
-        factors: of the appearance; its factors are the last dimensions of the pose.
+        factors: appearance model; its factors are the last dimensions of the pose.
         centres: where each part type sits in the upright face of size 1 (`FaceImages.centres`).
-        precision: of the geometric features, the paper's lambda.
+        precision: noise precision of the geometric features, the paper's lambda.
     """
     if num_faces < 1:
-        raise InputError(f"wanted at least one face, got {num_faces}; try 3")
+        raise InputError(f"the number of faces must be at least 1, got {num_faces}; try 3")
     upright = np.broadcast_to([1.0, 0.0], centres.shape)
     geometry, _ = oriented_similarity(jnp.asarray(np.concatenate([centres, upright], axis=1)))
     types, longest = len(centres), max(factors.part_dims)

@@ -26,14 +26,14 @@ PoseDesign = Callable[[Float[AnyArray, "parts coordinates"]], LinearMap]
 
 
 def translation(coordinates: Float[AnyArray, "parts d"]) -> LinearMap:
-    """Move only: x = t + p, pose t. Where a part sits in its template is its offset."""
+    """A shift, x = t + p, with pose t; the coordinates p of a part are its offset."""
     xp = coordinates.__array_namespace__()
     parts, d = coordinates.shape
     return xp.broadcast_to(xp.eye(d), (parts, d, d)), coordinates
 
 
 def similarity(coordinates: Float[AnyArray, "parts 2"]) -> LinearMap:
-    """Move, turn and scale points of the plane: pose (t_x, t_y, s cos a, s sin a)."""
+    """A shift, turn and scaling of the plane: pose (t_x, t_y, s cos a, s sin a)."""
     x, y = _columns(coordinates, 2, "similarity")
     one, zero = x**0, 0 * x
     return _matrix([[one, zero, x, y], [zero, one, y, -x]])  # eq. nxycs, rows 1 and 2
@@ -54,12 +54,12 @@ def oriented_similarity(coordinates: Float[AnyArray, "parts 4"]) -> LinearMap:
 
 
 def affine(coordinates: Float[AnyArray, "parts 2"]) -> LinearMap:
-    """Any linear map of the plane and a move: pose (t_x, t_y, a_11, a_12, a_21, a_22)."""
+    """A shift and any linear map of the plane: pose (t_x, t_y, a_11, a_12, a_21, a_22)."""
     return _linear_map(coordinates, 2, "affine")
 
 
 def affine_camera(coordinates: Float[AnyArray, "parts 3"]) -> LinearMap:
-    """Points of space seen by an affine camera: pose (t_x, t_y, the 2 x 3 matrix by rows)."""
+    """Points in space seen by an affine camera: pose (t_x, t_y, the 2 x 3 matrix by rows)."""
     return _linear_map(coordinates, 3, "affine_camera")
 
 
@@ -85,10 +85,10 @@ def similarity_pose(
 
 
 def pose_names(F: Float[np.ndarray, "parts d p"]) -> list[str]:
-    """What each dimension of a pose is, read off the matrices of the parts that it moves.
+    """Names of the dimensions of a pose, found from the matrices of its parts.
 
-    t_x, t_y for a move, s_cos, s_sin for a turn and a scale (s cos a, s sin a), a_11, a_12, ... for
-    a linear map. Any other dimension has its number for a name.
+    t_x, t_y for a shift, s_cos, s_sin for a turn and a scale (s cos a, s sin a), a_11, a_12, ...
+    for a linear map. Any other dimension is named by its number.
     """
     p = F.shape[-1]
     names = [str(i) for i in range(p)]
@@ -120,7 +120,7 @@ def _columns(
 ) -> tuple[Float[AnyArray, " parts"], ...]:
     if coordinates.ndim != 2 or coordinates.shape[1] != wanted:
         raise InputError(
-            f"the pose design {name} wants parts with {wanted} coordinates, an array (parts, "
+            f"the pose design {name} requires parts with {wanted} coordinates, an array (parts, "
             f"{wanted}), but got an array of shape {tuple(coordinates.shape)}; give each part "
             f"{wanted} numbers or choose another design ({', '.join(DESIGNS)})"
         )

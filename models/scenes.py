@@ -12,16 +12,16 @@ from models.numerics.arrays import AnyArray
 
 
 class Layout(NamedTuple):
-    """What all scenes of a batch have in common: enough to compile a method for them."""
+    """Shapes and optional fields of all scenes of a batch: enough to compile a method for them."""
 
     num_rows: int
     num_features: int
     has_types: bool
     num_objects: int | None
-    """Where it is known which objects are present, of how many."""
+    """The number of objects if the scenes have `presence`, else None."""
 
     def blank(self) -> "Scene":
-        """A scene of this layout with nothing in it, as something to trace a program with."""
+        """A scene of zeros with this layout, to trace a program with."""
         return Scene(
             np.zeros((self.num_rows, self.num_features)),
             np.ones(self.num_rows, bool),
@@ -33,11 +33,10 @@ class Layout(NamedTuple):
 class Scene(NamedTuple):
     """One scene or, with a leading axis, a batch of them.
 
-    Rows that are not `present` are dummies: they make the match square and their values do not
-    count. `object` is the truth where it is known: the object of each row, -1 for a dummy.
-    `point_type` is what kind of part each point is, where points have kinds (faces). `presence`
-    says which objects are there (and in which state), where that is known
-    and the program has a site for it.
+    Rows that are not `present` are dummies: they make the match square and their values are
+    ignored. `object` is the true object of each row, if known, and -1 for a dummy. `point_type` is
+    the part type of each point, if points have types (faces). `presence` says which objects are
+    present (and in which state), if that is known and the program has a site for it.
     """
 
     points: Float[AnyArray, "*batch N d"]
@@ -48,13 +47,13 @@ class Scene(NamedTuple):
 
     @property
     def observed(self) -> dict[str, AnyArray]:
-        """The arguments that a program takes: all that is known but the truth."""
+        """The arguments for a program: all fields that are set, except the truth."""
         inputs = self._replace(object=None)._asdict()
         return {name: value for name, value in inputs.items() if value is not None}
 
     @property
     def layout(self) -> Layout:
-        """What it has in common with other scenes of its batch."""
+        """The layout that all scenes of a batch share."""
         num_rows, num_features = np.shape(self.points)[-2:]
         num_objects = None if self.presence is None else np.shape(self.presence)[-1]
         return Layout(num_rows, num_features, self.point_type is not None, num_objects)
@@ -74,22 +73,22 @@ class Scene(NamedTuple):
 
 
 def join(scenes: Sequence[Scene]) -> Scene:
-    """Scenes and batches of scenes, all of one layout, as one batch."""
+    """Join scenes and batches of scenes, all of one layout, into one batch."""
     fields = zip(*(scene.batch() for scene in scenes), strict=True)
     return Scene(*(None if field[0] is None else np.concatenate(field) for field in fields))
 
 
 def make_scene(points: ArrayLike, num_parts: int) -> Scene:
-    """A scene from just its points, (M, d), padded to `num_parts` rows."""
+    """Make a scene from its points, (M, d), padded to `num_parts` rows."""
     array = np.asarray(points, float)
     if array.ndim != 2:
         raise InputError(
-            f"a scene wants its points as an array (points, features), got shape {array.shape}; "
+            f"the points of a scene must be an array (points, features), got shape {array.shape}; "
             "give one row for each point"
         )
     if len(array) > num_parts:
         raise InputError(
-            f"the scene has {len(array)} points but the program only {num_parts} parts; add "
+            f"the scene has {len(array)} points but the program has only {num_parts} parts; add "
             "templates to the program or remove points"
         )
     padding = num_parts - len(array)
@@ -100,46 +99,46 @@ def make_scene(points: ArrayLike, num_parts: int) -> Scene:
 def points_first(
     present: Bool[np.ndarray, "scenes N"],
 ) -> tuple[Int[np.ndarray, "scenes N"], Int[np.ndarray, " scenes"]]:
-    """An order of the rows with the points before the dummies, and the numbers of points."""
+    """Orders of the rows that put points before dummies, and how many points each scene has."""
     return np.argsort(~present, axis=1, kind="stable"), present.sum(axis=1)
 
 
 def check_layout(shape: tuple[int, ...], num_parts: int, num_features: int) -> None:
-    """Say in a sentence if points, (..., rows, features), are not as many as a program's parts."""
+    """Raise an InputError if points of shape (..., rows, features) do not fit a program's parts."""
     *_, rows, features = (0, *shape)
     if features != num_features:
         raise InputError(
-            f"the points have {features} features but the program's parts {num_features}; give "
-            "points of that dimension or choose another pose design"
+            f"the points have {features} features but the program's parts have {num_features}; "
+            "give points of that dimension or choose another pose design"
         )
     if rows != num_parts:
         raise InputError(
-            f"the scene has {rows} rows but the program {num_parts} parts; pad the scene to "
+            f"the scene has {rows} rows but the program has {num_parts} parts; pad the scene to "
             f"{num_parts} rows (models.make_scene) or choose other templates"
         )
 
 
 def check_scene(scene: Scene) -> Scene:
-    """Return the scene as arrays, or say in a sentence what is wrong with it."""
+    """Return the scene as arrays, zero in dummy rows; raise an InputError if it cannot be used."""
     scene = checked_arrays(scene)
     points, present = scene.points, scene.present
     if not np.isfinite(points[present]).all():
         raise InputError(
-            "some points are NaN or infinite, wanted finite numbers; mark missing points by "
+            "some points are NaN or infinite, but must be finite; mark missing points by "
             "present = false"
         )
     empty = ~present.any(axis=-1)
     if empty.any():
         raise InputError(
-            f"{np.sum(empty)} of {empty.size} scenes have no points, wanted at least one; drop "
-            "empty scenes first"
+            f"{np.sum(empty)} of {empty.size} scenes have no points, but each must have at least "
+            "one; drop empty scenes first"
         )
     for name in ("object", "point_type"):
         labels = getattr(scene, name)
         if labels is not None and (labels[present] < 0).any():
             raise InputError(
                 f"{name} must be 0 or more where there is a point, got {labels[present].min()}; "
-                "-1 is for rows without one"
+                "use -1 only for rows without one"
             )
     return scene._replace(points=np.where(present[..., None], points, 0.0))
 
@@ -149,7 +148,7 @@ def checked_arrays(scene: Scene) -> Scene:
     points, present = np.asarray(scene.points, float), np.asarray(scene.present)
     if points.ndim not in (2, 3) or points.shape[:-1] != present.shape:
         raise InputError(
-            f"a scene wants points (..., rows, features) and present (..., rows), got "
+            f"a scene requires points (..., rows, features) and present (..., rows), got "
             f"{points.shape} and {present.shape}; give both one row for each part"
         )
     if present.dtype != bool:
@@ -163,8 +162,8 @@ def checked_arrays(scene: Scene) -> Scene:
         array = None if value is None else np.asarray(value)
         if array is not None and (array.shape != present.shape or array.dtype.kind not in "iu"):
             raise InputError(
-                f"{name} wants a whole number for each row, shape {present.shape}, got "
-                f"{array.shape} of type {array.dtype}; give each point one, missing ones -1"
+                f"{name} must be an integer for each row, shape {present.shape}, got "
+                f"{array.shape} of type {array.dtype}; give each point one, dummy rows -1"
             )
         whole[name] = array
     presence = None if scene.presence is None else np.asarray(scene.presence)
@@ -172,7 +171,7 @@ def checked_arrays(scene: Scene) -> Scene:
         presence.dtype.kind not in "biu" or presence.shape[:-1] != present.shape[:-1]
     ):
         raise InputError(
-            "presence wants true or false, or a whole number, for each object, (..., objects), got "
+            "presence must be true or false, or an integer, for each object, (..., objects), got "
             f"{presence.shape} of type {presence.dtype}; leave it out if it is not known"
         )
     return Scene(points, present, **whole, presence=presence)

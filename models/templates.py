@@ -21,13 +21,13 @@ CLUTTER = -1
 class Parts(NamedTuple):
     """Every part of every object: x = F y + offset + noise, with y the pose of the part's owner.
 
-    Parts of different length are padded to the longest with features that do not count
-    (`feature_mask` false). Which object a part belongs to is `owner`; parts may only be met by
-    points of their own `type` where a match prior is built from types.
+    Parts of different length are padded to the longest with masked features (`feature_mask` false).
+    `owner` is the object that a part belongs to. `type` matters only to match priors built from
+    types, under which points match only parts of their own type.
 
-    Slots for clutter, points that belong to no object, are columns beside the parts: F = 0, a
-    broad density of their own, the type `CLUTTER`, and as owner the background, number K, which is
-    no object and has no pose.
+    Slots for clutter, points that belong to no object, are columns beside the parts. They have
+    F = 0, a broad density of their own and the type `CLUTTER`. Their owner is the background,
+    number K, which is not an object and has no pose.
     """
 
     F: Float[AnyArray, "parts features pose"]
@@ -49,12 +49,12 @@ class Parts(NamedTuple):
 
     @property
     def pose_dim(self) -> int:
-        """p."""
+        """p, dimensions of a pose."""
         return self.F.shape[2]
 
     @property
     def num_objects(self) -> int:
-        """K. Owners and types are part of a program's structure, so they are never traced."""
+        """K. Owners and types are part of a program's structure and never traced."""
         return int(np.max(np.asarray(self.owner)[~np.asarray(self.is_clutter)])) + 1
 
     @property
@@ -64,7 +64,7 @@ class Parts(NamedTuple):
 
     @jax.jit
     def predict(self, pose: Float[Array, "*batch K p"]) -> Float[Array, "*batch parts features"]:
-        """Where a pose of each object puts all parts: F y + offset."""
+        """Place all parts given the pose of each object: F y + offset."""
         owner = pose_of_part(self.owner, pose.shape[-2])
         return jnp.einsum("ndp,...np->...nd", self.F, pose[..., owner, :]) + self.offset
 
@@ -72,13 +72,13 @@ class Parts(NamedTuple):
     def variance_at(
         self, precision: Float[Array, "*batch"]
     ) -> Float[Array, "*batch parts features"]:
-        """The variance of each feature at a noise precision, which does not touch clutter."""
+        """The variance of each feature at a noise precision; that of clutter does not change."""
         of_parts = jnp.where(self.is_clutter, 1.0, jnp.asarray(precision)[..., None])
         return self.variance / of_parts[..., None]
 
 
 def pose_of_part(owner: Int[AnyArray, "*batch"], num_objects: int) -> Int[AnyArray, "*batch"]:
-    """The pose that each part is moved by; any will do for clutter, which none moves."""
+    """The index of each part's pose; clutter has none and gets that of the last object."""
     return owner.clip(max=num_objects - 1)
 
 
@@ -98,8 +98,8 @@ def normalise(coordinates: ArrayLike, name: str = "template") -> Float[AnyArray,
     array = _checked_template(coordinates, name)
     if len(array) < 2:
         raise InputError(
-            f"{name} has a single part, wanted two or more, because its size sets the scale of its "
-            "pose; add parts, or stack it as it is"
+            f"{name} has a single part, but scaling requires two or more; add parts, or stack it "
+            "without `normalise`"
         )
     centred = array - array.mean(axis=0)
     return centred / (centred**2).sum(axis=1).mean() ** 0.5
@@ -132,12 +132,12 @@ def stack(
             learnt: the value of a `numpyro.param`, put through `normalise`.
         design: a pose design of `models.geometry`.
         variance: noise variance of each feature; a program's precision divides it.
-        clutter: the most points of a scene that may belong to no object.
-        clutter_mean, clutter_scale: of the Normal density of each feature of such a point, one
-            number or one for each feature. No precision changes it.
+        clutter: the largest number of points in a scene that belong to no object.
+        clutter_mean, clutter_scale: mean and standard deviation of each feature of such a point,
+            one number or one for each feature. The precision does not change them.
     """
     if not templates:
-        raise InputError("got no templates, wanted at least one; give the parts of some object")
+        raise InputError("at least one template is required, got none; give the parts of an object")
     arrays = [_checked_template(t, f"template {k}") for k, t in enumerate(templates)]
     if not np.isfinite(variance) or variance <= 0:
         raise InputError(f"the variance of a part must be positive, got {variance}; try 1.0")
@@ -162,7 +162,7 @@ def stack(
 
 
 def with_clutter(parts: Parts, slots: int, mean: ArrayLike = 0.0, scale: ArrayLike = 1.0) -> Parts:
-    """The same parts, and slots for points that belong to no object; see `stack`."""
+    """Add slots for points that belong to no object; see `stack`."""
     background = _clutter_slots(parts, slots, mean, scale)
     numbers = (jnp.concatenate(x) for x in zip(parts[:3], background[:3], strict=True))
     structure = (np.concatenate(x) for x in zip(parts[3:], background[3:], strict=True))
@@ -177,8 +177,8 @@ def _clutter_slots(parts: Parts, slots: int, mean: ArrayLike, scale: ArrayLike) 
     mean, scale = (np.asarray(x, float) for x in (mean, scale))
     if not (np.isfinite(mean).all() and np.isfinite(scale).all() and (scale > 0).all()):
         raise InputError(
-            f"clutter must have a finite mean and a positive scale, got {mean} and {scale}; points "
-            "that lie between -1 and 1 have about 0 and 1"
+            f"clutter must have a finite mean and a positive scale, got {mean} and {scale}; for "
+            "points between -1 and 1, try 0 and 1"
         )
     return Parts(
         F=np.zeros((*shape, parts.pose_dim)),
@@ -191,7 +191,7 @@ def _clutter_slots(parts: Parts, slots: int, mean: ArrayLike, scale: ArrayLike) 
 
 
 def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:
-    """For each object the first one that has the same template, itself if none before it has."""
+    """For each object the first one with the same template, possibly itself."""
     owner = np.asarray(parts.owner)
     numbers = [np.asarray(field) for field in parts if field is not parts.owner]
 
@@ -204,14 +204,14 @@ def template_kinds(parts: Parts) -> Int[np.ndarray, " K"]:
 
 
 def shape_names(text: str) -> list[str]:
-    """The names in a list with commas between them, as in "square,triangle,square"."""
+    """Split a list of shape names such as "square,triangle,square"."""
     names = [name.strip() for name in text.split(",")]
-    shapes(*dict.fromkeys(names))  # says which of them is no shape
+    shapes(*dict.fromkeys(names))  # raises an InputError for an unknown name
     return names
 
 
 def object_names(shapes: Sequence[str]) -> list[str]:
-    """Shape names, numbered where there are several of a kind: square 1, triangle, square 2."""
+    """Shape names, numbered if a shape occurs more than once: square 1, triangle, square 2."""
     how_many, seen = Counter(shapes), Counter[str]()
     names = []
     for shape in shapes:
@@ -225,8 +225,8 @@ def _checked_template(coordinates: ArrayLike, name: str) -> Float[AnyArray, "par
     array = jnp.asarray(coordinates) if is_traced else np.asarray(coordinates, float)
     if array.ndim != 2 or array.shape[0] == 0:
         raise InputError(
-            f"{name} has no parts (an array of shape {array.shape}), wanted (parts, coordinates) "
-            "with at least one part; add parts or leave the template out"
+            f"{name} has no parts (an array of shape {array.shape}), but must have the shape "
+            "(parts, coordinates) with at least one part; add parts or leave the template out"
         )
     if is_traced:  # it has no numbers yet
         return array
@@ -234,7 +234,7 @@ def _checked_template(coordinates: ArrayLike, name: str) -> Float[AnyArray, "par
         raise InputError(f"{name} has coordinates that are not finite; give finite numbers")
     if len(array) > 1 and np.ptp(array, axis=0).max() <= 1e-12 * max(1.0, np.abs(array).max()):
         raise InputError(
-            f"all parts of {name} lie in one place, {array[0].tolist()}, so no pose can be told "
-            "from it; give at least two different places"
+            f"all parts of {name} lie in one place, {array[0].tolist()}, so it determines no pose; "
+            "give at least two different places"
         )
     return array

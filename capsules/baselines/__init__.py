@@ -1,1 +1,1 @@
-"""Other systems to compare with; none of them is Bayesian, so none has an ELBO."""
+"""Other systems for comparison; none of them is Bayesian, so none has an ELBO."""

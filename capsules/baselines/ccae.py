@@ -1,8 +1,8 @@
 """CCAE, the constellation capsule autoencoder (Kosiorek et al. 2019), from its description.
 
-A set transformer reads a scene; each of K capsules has a feature, from which its own decoder makes
-a pose, a presence, and n votes for where points are. The points are a mixture of Normals around all
-votes. Nothing tells it which object is which, nor the templates.
+A set transformer encodes a scene. Each of K capsules has a feature, which its own decoder turns
+into a pose, a presence, and n votes for the places of points. The points are a mixture of Normals
+around all votes. The network is given neither labels nor templates.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from models.scenes import Scene
 
 NUM_CAPSULES, NUM_VOTES = 3, 4
 FEATURE, HIDDEN = 32, 128
-"""Numbers of a capsule's feature, and of a decoder's hidden layer."""
+"""Sizes of a capsule's feature, and of a decoder's hidden layer."""
 
 DUMMY = -2.0 * np.log(10.0)
 """Mixing logit and log density of a point that no vote explains."""
@@ -39,15 +39,15 @@ class Variant(NamedTuple):
     num_layers: int
     batch_size: int
     narrowest: float
-    """The least scale of a vote."""
+    """The smallest scale of a vote."""
     is_published: bool
 
     def network(self, key: Array) -> "Ccae":
-        """A network that was not trained."""
+        """An untrained network."""
         return Ccae(self.width, self.num_layers, self.narrowest, key)
 
     def plan(self, num_steps: int) -> Plan:
-        """How long to train, and with how many scenes at a time."""
+        """The training plan: number of steps and batch size."""
         return Plan(num_steps, self.batch_size)
 
     def optimizer(self, num_steps: int) -> optax.GradientTransformation:
@@ -62,23 +62,23 @@ VARIANTS = {
     "published": Variant(128, 4, 32, narrowest=0.01, is_published=True),
     "small": Variant(64, 3, 64, narrowest=0.05, is_published=False),
 }
-"""With votes as narrow as those published the small variant prefers wrong parses the longer it is
+"""With the published smallest scale, the small variant prefers wrong parses the longer it is
 trained: `benchmarks/ccae.py`."""
 
 
 class Votes(NamedTuple):
-    """What the decoders of one scene say."""
+    """The output of the decoders for one scene."""
 
     place: Float[Array, "K n 2"]
     scale: Float[Array, "K n"]
     capsule_logit: Float[Array, " K"]
     vote_logit: Float[Array, "K n"]
     dynamic: Float[Array, "K n 6"]
-    """The part of the relation of object and part that depends on the scene."""
+    """The part of the object-part relation that depends on the scene."""
     pose: Float[Array, "K 6"]
 
     def noisy(self, rng_key: Array) -> "Votes":
-        """With noise on the presences, as in training."""
+        """Add noise to the presences, as in training."""
         capsule_key, vote_key = jax.random.split(rng_key)
 
         def noise(key: Array, like: Array) -> Array:
@@ -148,7 +148,7 @@ class Ccae(eqx.Module):
 
 
 def similarity(theta: Float[Array, "*batch 6"]) -> tuple[Array, Array]:
-    """Matrix and translation of six numbers, of which four count."""
+    """Matrix and translation from six numbers, of which four are used."""
     scale, angle = jax.nn.sigmoid(theta[..., 0]) + 0.01, 2 * jnp.pi * theta[..., 2]
     cosine, sine = scale * jnp.cos(angle), scale * jnp.sin(angle)
     rows = [jnp.stack(row, axis=-1) for row in ([cosine, -sine], [sine, cosine])]
@@ -169,7 +169,7 @@ def log_weights(votes: Votes, points: Float[AnyArray, "N 2"]) -> Float[Array, "N
 def log_likelihood(
     votes: Votes, points: Float[AnyArray, "N 2"], present: Bool[AnyArray, " N"]
 ) -> Float[Array, ""]:
-    """Of all points that are there."""
+    """Log likelihood of all present points."""
     of_point = jax.nn.logsumexp(log_weights(votes, points), axis=1)
     return jnp.where(present, of_point, 0.0).sum()
 
@@ -189,7 +189,7 @@ def sparsity(
 
 
 def loss(network: Ccae, draws: Draws, rng_key: Array) -> Float[Array, ""]:
-    """Mean over scenes of the objective that is published."""
+    """Mean over scenes of the published objective."""
 
     def of_scene(points: AnyArray, present: AnyArray, key: Array) -> Float[Array, ""]:
         votes = network(points, present).noisy(key)
@@ -204,7 +204,7 @@ def loss(network: Ccae, draws: Draws, rng_key: Array) -> Float[Array, ""]:
 def objects_of_capsules(
     network: Ccae, draws: Draws, owner: Int[np.ndarray, " N"]
 ) -> Int[np.ndarray, " K"]:
-    """The object that each capsule stands for, by the points that it wins in some scenes."""
+    """The object of each capsule, decided by the points that it wins in labelled scenes."""
     mass, _ = read_out(network, Scene(draws.points, draws.present))
     table = np.zeros((NUM_CAPSULES, NUM_CAPSULES))
     np.add.at(table, (mass.argmax(axis=-1)[draws.present], owner[draws.part][draws.present]), 1)
@@ -214,9 +214,9 @@ def objects_of_capsules(
 def read_out(
     network: Ccae, scenes: Scene
 ) -> tuple[Float[np.ndarray, "scenes N K"], Float[np.ndarray, "scenes K 4"]]:
-    """One for the capsule of the vote that explains a point best, else zero; and capsules' poses.
+    """The winning capsule of each point, one-hot, and the poses of all capsules.
 
-    Poses are (t_x, t_y, s cos a, s sin a) as in `models.geometry`, of templates that are learned.
+    Poses are (t_x, t_y, s cos a, s sin a) as in `models.geometry`, of learned templates.
     """
     points = np.where(scenes.present[..., None], scenes.points, 0.0).astype(np.float32)
     won, turned, moved = (np.asarray(x) for x in _read(network, points, scenes.present))

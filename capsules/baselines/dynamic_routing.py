@@ -15,7 +15,7 @@ from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, router
 
 
 class Settings(NamedTuple):
-    """How long to route, and how far apart runs begin."""
+    """Number of iterations, and spread of the first logits."""
 
     num_iterations: int = 3
     spread: float = 1.0
@@ -43,7 +43,7 @@ def iterate(
 
 
 def standardised(votes: Votes) -> Votes:
-    """Votes of mean zero and variance one in each dimension, over all that are valid."""
+    """Votes scaled to mean zero and variance one in each dimension, over all valid pairs."""
     weight = jnp.broadcast_to(votes.valid[:, None, None], votes.pose.shape)
     mean = jnp.mean(votes.pose, axis=(0, 1), where=weight)
     scale = jnp.std(votes.pose, axis=(0, 1), where=weight)
@@ -54,7 +54,7 @@ def standardised(votes: Votes) -> Votes:
 def settle(
     votes: Votes, ways: Ways, logits: Float[Array, "pairs ways"], settings: Settings
 ) -> tuple[Float[Array, ""], Routed]:
-    """Route some times; returns the sum of c V . v too, by which runs are judged."""
+    """Iterate routing; also returns the sum of c V . v, by which runs are compared."""
     object, num_objects, unit = jnp.asarray(ways.object), ways.num_objects, standardised(votes)
 
     def once(_: Array, logits: Array) -> Array:
@@ -85,4 +85,4 @@ def make_route(ways: Ways, num_restarts: int, settings: Settings) -> Route:
 
 
 run = router("dynamic_routing", make_route, Settings())
-"""The method; of its restarts, from random logits, it keeps the one whose votes agree most."""
+"""The method; restarts begin at random logits, and the one whose votes agree most is kept."""

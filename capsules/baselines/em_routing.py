@@ -2,8 +2,8 @@
 
 Capsules are the objects of a program, and pairs of points vote for their poses
 (`capsules.baselines.votes`). The M step fits a Normal to the votes that a capsule gets and sets
-its activation by how closely they agree; the E step shares out each pair among all ways to explain
-it, and a background that takes what agrees with none.
+its activation by how closely they agree. The E step divides each pair among all ways to explain it
+and a background for votes that agree with no object.
 """
 
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from capsules.baselines.votes import Route, Routed, Votes, Ways, best_of, router
 
 
 class Settings(NamedTuple):
-    """Constants that the authors learn, and the size of a first guess."""
+    """Constants, which the authors learn, and the scale of a first guess."""
 
     num_iterations: int = 12
     final_slope: float = 0.2
-    """lambda of the activation, which it approaches as 1 - .95^(iteration + 1)."""
+    """Limit of the lambda of the activation, multiplied by 1 - .95^(iteration + 1)."""
     vote_cost: float = 1.5
     """beta_u, for each vote and dimension."""
     capsule_cost: float = 0.0
@@ -28,7 +28,7 @@ class Settings(NamedTuple):
     background: float = 100.0
     """Density of a vote that belongs to no object."""
     first_scale: float = 0.1
-    """Standard deviation around the vote that a run begins with."""
+    """Initial standard deviation around the vote at which a run starts."""
     floor: float = 0.01
     """Smallest standard deviation."""
 
@@ -44,9 +44,9 @@ class Capsules(NamedTuple):
 def e_step(
     votes: Votes, object: Int[Array, " ways"], capsules: Capsules, background: float
 ) -> tuple[Float[Array, "pairs ways"], Float[Array, ""]]:
-    """R_il proportional to a_k Normal(V_il; mu_k, sigma2_k), beside the background.
+    """R_il proportional to a_k Normal(V_il; mu_k, sigma2_k), normalised with the background.
 
-    The second value is the log density of all votes, sum_i log(background + sum of those).
+    The second value is the log density of all votes, sum_i log(background + sum of these terms).
     """
     mean, variance = capsules.mean[object], capsules.variance[object]
     energy = (votes.pose - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance)
@@ -83,7 +83,7 @@ def m_step(
 def settle(
     votes: Votes, ways: Ways, begin: Capsules, settings: Settings
 ) -> tuple[Float[Array, ""], Routed]:
-    """Alternate both steps; returns the log density of all votes too, which runs are judged by."""
+    """Alternate both steps; also returns the log density of all votes, to compare runs by."""
     object, num_objects = jnp.asarray(ways.object), ways.num_objects
 
     def iterate(i: Array, capsules: Capsules) -> Capsules:
@@ -97,13 +97,13 @@ def settle(
 
 
 def begin_at(mean: Float[Array, "K p"], settings: Settings) -> Capsules:
-    """Capsules that begin at some poses."""
+    """Initial capsules at given poses."""
     variance = jnp.full(mean.shape, settings.first_scale**2)
     return Capsules(mean, variance, jnp.full(len(mean), 0.5))
 
 
 def make_route(ways: Ways, num_restarts: int, settings: Settings) -> Route:
-    """The best of several runs by the density of the votes, each begun at votes drawn at random."""
+    """The best of several runs by the density of the votes, each started at random votes."""
 
     def one_run(votes: Votes, key: Array) -> tuple[Float[Array, ""], Routed]:
         mean = random_votes(key, votes, jnp.asarray(ways.object), ways.num_objects)
@@ -115,7 +115,7 @@ def make_route(ways: Ways, num_restarts: int, settings: Settings) -> Route:
 def random_votes(
     key: Array, votes: Votes, object: Int[Array, " ways"], num_objects: int
 ) -> Float[Array, "K p"]:
-    """For each object one of the votes that it gets."""
+    """For each object a random one of its votes."""
 
     def of_object(key: Array, k: Array) -> Float[Array, " p"]:
         possible: Bool[Array, "pairs ways"] = votes.valid[:, None] & (object == k)
@@ -127,4 +127,4 @@ def random_votes(
 
 
 run = router("em_routing", make_route, Settings())
-"""The method; of its restarts, from random votes, it keeps the one of the highest density."""
+"""The method; restarts begin at random votes, and the one with the highest density is kept."""

@@ -1,8 +1,8 @@
 """PCAE, the part capsule autoencoder (Kosiorek et al. 2019), from its description.
 
 Convolutions read an image; for each part they give an affine pose and a presence, each pooled over
-places by attention. A part draws its template, which is learned, under its pose. A pixel is a
-mixture of Normals around what the parts draw there, and a background.
+places by attention. A part draws its learned template under its pose. A pixel is a mixture of
+Normals around the values that the parts and a background have there.
 
 Places are in pixels from the centre of the image, (x, y) with y pointing down.
 """
@@ -23,20 +23,20 @@ SIZE, TEMPLATE = 40, 11
 
 KERNEL, STRIDES = 3, (2, 2, 1, 1)
 FIRST_INK, TEMPLATE_GAIN = -2.0, 10.0
-"""Logit of the ink of templates at first, and its change with the weights: Adam moves a weight by
-at most its rate, and templates have further to go than the rest of the network."""
+"""Initial logit of the ink of templates, and its change per weight: Adam moves a weight by at most
+its rate, and templates must change more than the rest of the network."""
 
 PRESENCE_NOISE = 2.0
 
 
 class Images(NamedTuple):
-    """What the network learns from."""
+    """Training images."""
 
     image: Float[AnyArray, "images size size"]
 
 
 class Found(NamedTuple):
-    """The parts of an image: part p puts its point v at matrix_p v + place_p."""
+    """The parts of an image: part p maps its point v to matrix_p v + place_p."""
 
     matrix: Float[Array, "K 2 2"]
     """Pixels of the image for each pixel of the template."""
@@ -49,7 +49,7 @@ class Pcae(eqx.Module):
 
     convolutions: list[eqx.nn.Conv2d]
     bias: Float[Array, "channels side side"]
-    """For each place: pooling would forget where a feature was."""
+    """One for each place, because pooling loses the place of a feature."""
     head: eqx.nn.Linear
     template: Float[Array, "K edge edge"]
     sharpness: Float[Array, ""]
@@ -114,7 +114,7 @@ def warp(
     place: Float[AnyArray, "2"],
     size: int = SIZE,
 ) -> Float[Array, "size size"]:
-    """The picture of a template under u = matrix v + place, interpolated, zero outside of it."""
+    """Draw a template under u = matrix v + place, interpolated, and zero outside the template."""
     down, right = jnp.meshgrid(grid(size), grid(size), indexing="ij")
     x, y = right - place[0], down - place[1]
     (a, b), (c, d) = matrix
@@ -134,7 +134,7 @@ def warp(
 
 
 def drawn(network: Pcae, found: Found) -> Float[Array, "K size size"]:
-    """What each part would draw by itself."""
+    """The picture that each part draws alone."""
     return jax.vmap(warp)(network.templates, found.matrix, found.place)
 
 
@@ -149,7 +149,7 @@ def log_mixing(network: Pcae, found: Found, pictures: Float[Array, "K size size"
 def log_likelihood(
     network: Pcae, found: Found, image: Float[AnyArray, "size size"]
 ) -> Float[Array, ""]:
-    """Of an image: in each pixel a mixture of Normals of scale one."""
+    """Log likelihood of an image: in each pixel a mixture of Normals of scale one."""
     pictures = drawn(network, found)
     grey = jnp.broadcast_to(network.background[0], (1, *image.shape))
     apart = image - jnp.concatenate([pictures, grey])

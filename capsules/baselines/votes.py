@@ -1,7 +1,7 @@
 """Votes for routing by agreement: the pose that a pair of points suggests as a pair of parts.
 
-A point of the plane fixes two of the four numbers of a pose, so single points cannot vote. Two
-points x, x' taken for parts n, n' of one object can: the pose y solves F_n y = x - m_n and
+A point of the plane determines two of the four numbers of a pose, so single points cannot vote. Two
+points x, x', taken as parts n, n' of one object, can: the pose y solves F_n y = x - m_n and
 F_n' y = x' - m_n'.
 """
 
@@ -23,7 +23,7 @@ from models.scenes import Scene
 from models.templates import Parts
 
 CHUNK = 32
-"""Scenes at a time."""
+"""Scenes that are routed at a time."""
 
 
 class Ways(NamedTuple):
@@ -32,12 +32,12 @@ class Ways(NamedTuple):
     object: Int[np.ndarray, " ways"]
     parts: Int[np.ndarray, "ways 2"]
     inverse: Float[np.ndarray, "ways p p"]
-    """From the four coordinates of two points to a pose."""
+    """Maps the four coordinates of two points to a pose."""
     offset: Float[np.ndarray, "ways p"]
 
     @property
     def num_objects(self) -> int:
-        """How many objects there are, K."""
+        """K, the number of objects."""
         return int(self.object.max()) + 1
 
 
@@ -46,30 +46,31 @@ class Votes(NamedTuple):
 
     pose: Float[Array, "pairs ways p"]
     valid: Bool[Array, " pairs"]
-    """Whether both points are there."""
+    """Whether both points are present."""
 
 
 class Routed(NamedTuple):
-    """What routing ends in for one scene."""
+    """The result of routing for one scene."""
 
     routing: Float[Array, "pairs ways"]
-    """How much of a pair's vote goes each way; what is left went nowhere."""
+    """The share of a pair's vote that goes each way; the rest goes to no object."""
     pose: Float[Array, "K p"]
     variance: Float[Array, "K p"]
     activation: Float[Array, " K"]
 
 
 Route = Callable[[Votes, Array], Routed]
-"""From the votes of a scene and a key to the best of several runs."""
+"""Takes the votes of a scene and a key, and returns the best of several runs."""
 
 
 def ways_of(parts: Parts) -> Ways:
-    """The ways of some templates; their poses must be fixed by two points."""
+    """The ways of some templates; two points must determine a pose."""
     parts = jax.tree.map(np.asarray, parts)
     if parts.pose_dim != 2 * parts.num_features or not parts.feature_mask.all():
         raise InputError(
-            f"routing requires poses that two points fix, of {2 * parts.num_features} numbers, got "
-            f"{parts.pose_dim}; take templates under similarities"
+            "routing requires poses that two points determine, with "
+            f"{2 * parts.num_features} numbers, got {parts.pose_dim}; take templates under "
+            "similarities"
         )
     objects = range(parts.num_objects)
     groups = [np.flatnonzero(parts.owner == k) for k in objects]
@@ -86,7 +87,7 @@ def pairs_of_points(num_rows: int) -> Int[np.ndarray, "pairs 2"]:
 
 
 def votes_of(ways: Ways, points: Float[Array, "N d"], present: Bool[Array, " N"]) -> Votes:
-    """The pose that each pair of points suggests, on each way to be two parts of an object."""
+    """The pose that each pair of points suggests, for each way to be two parts of an object."""
     pairs = pairs_of_points(len(points))
     places = points[pairs].reshape(len(pairs), 1, -1) - ways.offset
     return Votes(jnp.einsum("lpq,ilq->ilp", ways.inverse, places), present[pairs].all(axis=1))
@@ -95,9 +96,9 @@ def votes_of(ways: Ways, points: Float[Array, "N d"], present: Bool[Array, " N"]
 def match_probs_of(
     ways: Ways, routing: Float[Array, "pairs ways"], present: Bool[Array, " N"]
 ) -> Float[Array, "N N"]:
-    """How much of the votes of each point took it for each part.
+    """The share of each point's votes that take it as each part.
 
-    A point whose pairs went nowhere may be any part, and so may a dummy row.
+    Dummy rows, and points whose pairs all went to no object, are uniform over parts.
     """
     pairs, num_rows = pairs_of_points(len(present)), len(present)
     mass = jnp.zeros((num_rows, num_rows))
@@ -111,7 +112,7 @@ def match_probs_of(
 def best_of(
     one_run: Callable[[Votes, Array], tuple[Float[Array, ""], Routed]], num_restarts: int
 ) -> Route:
-    """The run of the highest value."""
+    """A route that keeps the run with the highest value."""
 
     def route(votes: Votes, key: Array) -> Routed:
         one = functools.partial(one_run, votes)
@@ -124,11 +125,11 @@ def best_of(
 def router(
     name: str, make_route: Callable[[Ways, int, Any], Route], default: Any
 ) -> Callable[..., Result]:
-    """The `run` of a way to route; its result has no bound, since routing has none.
+    """Make the `run` of a routing method; its result has no ELBO.
 
     Args:
-        make_route: from the ways, the number of restarts and the settings.
-        default: the settings that are usual, with `num_iterations`.
+        make_route: takes the ways, the number of restarts and the settings.
+        default: the default settings, with `num_iterations`.
     """
 
     @method
@@ -151,7 +152,7 @@ def router(
         scenes = scene.batch()
         reading = read_conjugate(program, scenes)
         if reading.skeleton.has_clutter:
-            raise InputError(f"{name} knows of no clutter; give a program without slots for it")
+            raise InputError(f"{name} does not model clutter; give a program without slots for it")
         ways = ways_of(reading.at(0).parts)
         route = make_route(ways, num_restarts, settings)
 

@@ -21,7 +21,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Methods, with commas between them.",
+            help="Methods, separated by commas.",
             show_default="all that take the prior",
         ),
     ] = None,
@@ -38,11 +38,11 @@ def compare(
     """Infer one scene with several methods and compare them with exact inference.
 
     The table has for each method the ELBO or log evidence in nats; for
-    variational methods the evidence by importance weights and its error, to be
-    trusted where Pareto k is below 0.7; the largest error of a match
-    probability and the mean total variation (TV) from the exact marginals of a
-    point; the largest error of a pose mean, in exact standard deviations; for
-    samplers ESS per second and R-hat; and the time.
+    variational methods the log evidence by importance weights and its error,
+    reliable if Pareto k is below 0.7; the largest error of a match probability
+    and the mean total variation (TV) from the exact marginals of a point; the
+    largest error of a pose mean, in exact standard deviations; for samplers
+    ESS per second and R-hat; and the time.
 
     [bold]Examples[/bold]
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from models.scenes import Scene
 
 COMPILE_QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
-"""The demo compiles every method for a few runs on one scene: XLA should not work hard at it."""
+"""XLA flags for quick compilation: the demo runs each method only a few times on one scene."""
 
 DRAWS = 64
-"""Draws among which the demo takes the first that is not empty."""
+"""Number of draws, of which the demo takes the first non-empty one."""
 
 
 def demo(
@@ -139,8 +139,8 @@ def _print_table(timed: Sequence[tuple["Result", float]], scene: "Scene") -> Non
     console = Console()
     console.print(_table(timed, scene))
     console.print(
-        "All but gmm share a program, so their ELBO is a lower bound of the log evidence, which "
-        "exact sums up and gibbs estimates; gmm has another prior over matches and is not "
+        "All but gmm share a program, so their ELBO is a lower bound on its log evidence, which "
+        "exact computes and gibbs estimates; gmm has another prior over matches and is not "
         "comparable.\n"
         "'first call' includes compilation, or loading it from the cache; 'time' does not.",
         highlight=False,

@@ -1,4 +1,4 @@
-"""`capsules evaluate`: how good and how fast a method is on the scenes of a file."""
+"""`capsules evaluate`: accuracy and speed of a method on the scenes of a file."""
 
 import json
 import sys
@@ -55,7 +55,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep the answers there, to go on after an interruption; or take those of "
+            help="Keep the answers there, to resume after an interruption; or use those of "
             "`capsules infer --all`.",
         ),
     ] = None,
@@ -65,11 +65,11 @@ def evaluate(
     """Measure a method on the scenes of a file, under both protocols.
 
     [bold]partition[/bold] compares how the points are grouped, and is the one to judge
-    by. [bold]slots[/bold] is that of the paper's main table, where an object has to be in
+    by. [bold]slots[/bold] is that of the paper's main table, where an object must be in
     its own place among identical ones. sa is segmentation accuracy, ari the
     adjusted Rand index, vi the variation of information (nats, lower is
     better); each with its standard error over scenes. A file may have any number of
-    scenes: they are read and inferred some at a time.
+    scenes: they are read and inferred in blocks.
 
     [bold]Examples[/bold]
 
@@ -98,7 +98,7 @@ def evaluate(
     options |= {} if weights is None else {"weights": str(weights)}
     options |= {} if learned is None else {"learned": str(learned)}
     job = Job(method, seed, options, devices)
-    check_options(method, seed, **job.all_options)  # before the file: a bad name is cheap
+    check_options(method, seed, **job.all_options)  # before the file, as it is cheap
     kept = nullcontext() if out is None else scale.open_store(out)
     with SceneFile(file) as scenes, kept as store:
         if not scenes.has_truth:
@@ -129,7 +129,7 @@ def evaluate(
 def measure(results: Iterable["Result"]) -> dict[str, Any]:
     """Means, standard errors and bootstrap intervals of results for scenes with a truth.
 
-    Of each result only the numbers of its scenes are kept: eight metrics and the bound.
+    Only the numbers of each scene are kept in memory: eight metrics and the bound.
     """
     import numpy as np
 
@@ -153,7 +153,7 @@ def measure(results: Iterable["Result"]) -> dict[str, Any]:
     for key, fields in spread.items():
         numbers[key] = {
             protocol: {
-                name: None if count == 1 else summary[fields]  # of one scene there is none
+                name: None if count == 1 else summary[fields]  # undefined for one scene
                 for name, summary in metrics.items()
             }
             for protocol, metrics in found.items()
@@ -204,4 +204,4 @@ def _print(numbers: dict[str, Any]) -> None:
             console.print(f"mean {what} {numbers[name]:.3f}{plus_minus} nats", highlight=False)
     if numbers["seconds_per_scene"] is not None:
         milliseconds = 1e3 * numbers["seconds_per_scene"]
-        console.print(f"{milliseconds:.3g} ms a scene, compilation apart", highlight=False)
+        console.print(f"{milliseconds:.3g} ms a scene, without compilation", highlight=False)

@@ -1,4 +1,4 @@
-"""`capsules faces demo`, and the part of `capsules reproduce` that is about faces."""
+"""`capsules faces demo` and `film`, and the part of `capsules reproduce` that is about faces."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,7 +74,7 @@ def film(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The film to write: .gif, or .mp4 with ffmpeg.")
     ] = Path("faces.gif"),
-    speed: Annotated[int, typer.Option(help="Frames in a second.", min=1, max=50)] = 4,
+    speed: Annotated[int, typer.Option(help="Frames per second.", min=1, max=50)] = 4,
 ) -> None:
     """Film coordinate ascent on a scene of faces, from a random match to the solution.
 
@@ -126,8 +126,8 @@ def reproduce_faces(
     """Make the tables of the faces experiment.
 
     Args:
-        drawn: whether the images of the study are the artist's.
-        more: scenes of up to 10 faces.
+        drawn: whether the images were drawn by the project's artist.
+        more: whether to add scenes of up to 10 faces.
     """
     from capsules.faces.experiment import CELLS, MORE_CELLS, blocks_of, run_blocks
     from capsules.faces.report import write_report

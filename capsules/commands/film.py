@@ -1,4 +1,4 @@
-"""`capsules film`: how an inference goes, frame by frame."""
+"""`capsules film`: an inference, frame by frame."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,15 +19,15 @@ def film(
     index: Index = 0,
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,
-    restarts: Annotated[int, typer.Option(help="Runs, of which the best is shown.")] = 16,
+    restarts: Annotated[int, typer.Option(help="Number of runs; the best is shown.")] = 16,
     seed: Seed = 0,
-    speed: Annotated[int, typer.Option(help="Frames in a second.", min=1, max=50)] = 4,
+    speed: Annotated[int, typer.Option(help="Frames per second.", min=1, max=50)] = 4,
 ) -> None:
     """Film coordinate ascent (ds) on one scene, from a random match to the solution.
 
-    Each frame is a step: the objects as they are then, the match
-    probabilities, and the ELBO and the annealing parameter beta so far. The
-    ELBO falls where beta grows, because the model changes there.
+    Each frame is a step: the current objects and match probabilities, and the
+    ELBO and the annealing parameter beta so far. The ELBO falls where beta
+    grows, because the model changes there.
 
     [bold]Examples[/bold]
 

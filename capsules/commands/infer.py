@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from models.templates import Parts
 
 MAX_WORKERS = 1024
-"""Processes of a machine; each takes about a gigabyte."""
+"""Largest number of processes of a machine; each takes about a gigabyte."""
 
 
 def infer(
@@ -70,14 +70,14 @@ def infer(
 ) -> None:
     """Infer one scene: the objects in it, where they are, and which point is which part.
 
-    Poses are those given the most probable match, as translation, scale and
-    angle (degrees, clockwise when y points up) with a standard deviation each.
-    With [bold]--clutter[/bold] points may belong to no object; in the answer their object is one
-    more than the last.
+    Poses are given the most probable match, as translation, scale and angle
+    (degrees, clockwise when y points up), each with a standard deviation.
+    With [bold]--clutter[/bold] points may belong to no object; in the answer their object has
+    the number after the last.
 
     With [bold]--all[/bold] every scene of a file of any size is inferred in bounded memory;
-    the answers go to DIR as they come, and the same command goes on after an
-    interruption. docs/scale.md says what is in DIR and how several devices,
+    answers are written to DIR block by block, and the same command resumes after
+    an interruption. docs/scale.md says what is in DIR and how several devices,
     processes or machines share the work.
 
     [bold]Examples[/bold]
@@ -132,8 +132,8 @@ def infer(
     from capsules import methods
     from capsules.files.scenes import read_scene
 
-    program = methods.check_options(method, seed, **options)  # cheaper than to read the file
-    parts = program.keywords["parts"]  # as learnt, where they are
+    program = methods.check_options(method, seed, **options)  # cheaper than reading the file
+    parts = program.keywords["parts"]  # learnt ones, if there are any
     scene = read_scene(file, index, parts.num_parts)
     result = methods.infer(method, scene, seed, **options)
     answer = describe(result, program, parts, object_names(names)) | {"prior": prior}
@@ -189,7 +189,7 @@ def describe(
 ) -> dict[str, Any]:
     """The answer for a single scene, as plain lists and numbers.
 
-    Identical objects have the names that they have in the picture.
+    Identical objects have the same names as in the picture.
     """
     import numpy as np
 
@@ -213,7 +213,7 @@ def describe(
     for number, row in enumerate(rows):
         part = int(match[row])
         owner = None if part < 0 else int(result.owner[part])
-        is_clutter = owner == len(names)  # which slot it has means nothing
+        is_clutter = owner == len(names)  # its slot is arbitrary
         same = result.owner == owner if is_clutter else np.arange(len(match)) == part
         points.append(
             {

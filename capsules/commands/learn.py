@@ -16,7 +16,7 @@ def learn(
         str,
         typer.Option(
             metavar="NAMES",
-            help="What to learn, with commas between: precision, pose, presence, visibility, "
+            help="What to learn, separated by commas: precision, pose, presence, visibility, "
             "clutter, templates.",
         ),
     ] = "precision,pose",
@@ -28,13 +28,13 @@ def learn(
     rounds: Annotated[int, typer.Option(help="Rounds of expectation maximisation.", min=1)] = 100,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Scenes after which the numbers are chosen again.", show_default="all"),
+        typer.Option(help="Scenes between updates of the numbers.", show_default="all"),
     ] = None,
     holdout: Annotated[
-        float, typer.Option(help="Share of the scenes, the last ones, that is not learnt from.")
+        float, typer.Option(help="Share of the scenes, the last ones, that is held out.")
     ] = 0.2,
     limit: Annotated[
-        int | None, typer.Option(help="The number of scenes to read, empty ones counted.")
+        int | None, typer.Option(help="The number of scenes to read, counting empty ones.")
     ] = None,
     shapes: Shapes = PAPER_SHAPES,
     precision: Precision = None,
@@ -47,12 +47,12 @@ def learn(
 ) -> None:
     """Learn numbers of the model from scenes, by expectation maximisation.
 
-    Each round infers every scene with the present numbers and then chooses those
-    that explain what was inferred best. With [bold]--e-step exact[/bold] the
-    log evidence of the scenes never falls. `infer`, `evaluate` and `compare` take
-    the file with [bold]--learned[/bold], under any prior that has such numbers.
-    Beside it is a checkpoint while learning lasts: the same command goes on from
-    there after an interruption, to the same numbers.
+    Each round infers every scene with the current numbers and then chooses the
+    numbers that best explain what was inferred. With [bold]--e-step exact[/bold]
+    the log evidence of the scenes never falls. `infer`, `evaluate` and `compare`
+    take the file with [bold]--learned[/bold], under any prior that has such
+    numbers. A checkpoint is kept beside the file during learning: after an
+    interruption the same command resumes there and ends in the same numbers.
 
     [bold]Examples[/bold]
 
@@ -124,7 +124,7 @@ def learn(
 
 
 def _line(name: str, value: Any, error: Any) -> str:
-    """A number with its standard error, or several."""
+    """The numbers of one name with their standard errors."""
     import numpy as np
 
     numbers = [f"{x:.4g} ± {e:.2g}" for x, e in zip(np.ravel(value), np.ravel(error), strict=True)]
@@ -157,7 +157,7 @@ def train(
     variant: Annotated[
         Variant, typer.Option(help="The size of ccae: as published, or small.")
     ] = Variant.small,
-    seed: Annotated[int, typer.Option(help="Decides the weights, with all other options.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the scenes and of the weights.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -168,9 +168,9 @@ def train(
     """Train a network on the generator's scenes and write its weights.
 
     [bold]ccae[/bold] is the autoencoder that the paper compares with. [bold]amortised[/bold] is a
-    guide: the match of a scene in one pass. Beside the file of weights is a
-    checkpoint while training lasts: the same command goes on from there after an
-    interruption, to the same weights.
+    guide: the match of a scene in one pass. A checkpoint is kept beside the file
+    of weights during training: after an interruption the same command resumes
+    there and ends in the same weights.
 
     [bold]Examples[/bold]
 

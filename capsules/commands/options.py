@@ -8,12 +8,12 @@ import typer
 Clutter = Annotated[
     int,
     typer.Option(
-        help="Most points of a scene that may belong to no object; best with --prior presence.",
+        help="Largest number of points that belong to no object; best with --prior presence.",
         min=0,
     ),
 ]
 Index = Annotated[
-    int, typer.Option(help="Which scene of a scene file, from 0; empty ones do not count.")
+    int, typer.Option(help="Number of the scene in a scene file, from 0, not counting empty ones.")
 ]
 LearnedFile = Annotated[
     Path | None,
@@ -42,7 +42,7 @@ Preset = Annotated[
     str,
     typer.Option(
         help="Settings of the method: default (our own), paper (those of its text), or published "
-        "(those of the code that came with it)."
+        "(those of the code published with it)."
     ),
 ]
 Restarts = Annotated[

@@ -47,7 +47,7 @@ def reproduce(
     draws: Annotated[
         int | None,
         typer.Option(
-            help="Draws of each noise level, or scenes of each number of faces.",
+            help="Draws for each noise level, or scenes for each number of faces.",
             show_default="512, faces: 250",
         ),
     ] = None,
@@ -85,8 +85,8 @@ def reproduce(
     drawn ones, not the paper's photographs, which are not ours to ship.
     [bold]equivariance[/bold] trains PCAE, the part autoencoder, on the digit 4 and
     measures how its parts follow a turn. The
-    tables are printed and written to DIR as Markdown, CSV and a figure. What was
-    computed is kept there: the same command goes on after an interruption and
+    tables are printed and written to DIR as Markdown, CSV and a figure. Finished
+    blocks are kept there: after an interruption the same command resumes and
     ends in the same numbers.
 
     [bold]Examples[/bold]
@@ -124,7 +124,7 @@ def reproduce(
     if study is Study.equivariance:
         return _equivariance(STEPS if steps is None else steps, seed, out, fresh)
     with_faces = study in (Study.faces, Study.all)
-    if with_faces:  # read before the work: bad images are found out at once
+    if with_faces:  # before the work, so that bad images are reported at once
         from capsules.faces.experiment import open_study
 
         faces = open_study(images)

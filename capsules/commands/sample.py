@@ -43,11 +43,11 @@ def sample(
 ) -> None:
     """Draw scenes of the constellations experiment and write them to a file.
 
-    It is an npz file of plain arrays: [bold]points[/bold] (scenes, rows, 2),
+    The npz file has plain arrays: [bold]points[/bold] (scenes, rows, 2),
     [bold]present[/bold] (scenes, rows), false where a row has no point, and
-    [bold]object[/bold] (scenes, rows), the true object of each row, -1 where it
-    has none and the number of objects where it is clutter. The same seed gives
-    the same scenes, and the first ones are the same however many are drawn.
+    [bold]object[/bold] (scenes, rows), the true object of each row, -1 if it has
+    no point and the number of objects if it is clutter. The same seed gives the
+    same scenes, and the first ones are the same for any number of draws.
 
     [bold]Examples[/bold]
 

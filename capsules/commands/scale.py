@@ -1,4 +1,4 @@
-"""What the commands that infer a whole file share: options, resuming, progress, the scheduler."""
+"""Shared by commands that infer whole files: options, resuming, progress, the scheduler."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Devices = Annotated[
     int, typer.Option(help="Devices of this machine to spread scenes over (ds, gmm, ransac).")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Do not use what an earlier run has left.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Do not use the answers of an earlier run.")]
 Workers = Annotated[
     int | None, typer.Option(help="Processes of this machine that share the scenes, by Dask.")
 ]
@@ -34,7 +34,7 @@ CONNECT_SECONDS = 3
 
 @contextmanager
 def open_store(folder: Path) -> Iterator["Store"]:
-    """The store in a folder, for this run alone; says after an interruption that it is kept."""
+    """The store in a folder, for this run alone; after an interruption, says how to resume."""
     from capsules.store import Store
 
     store = Store(folder)
@@ -42,24 +42,24 @@ def open_store(folder: Path) -> Iterator["Store"]:
         try:
             yield store
         except KeyboardInterrupt:
-            say(f"What was computed is kept in {folder}; the same command goes on there.")
+            say(f"What was computed is kept in {folder}; the same command resumes there.")
             raise
 
 
 def say(sentence: str) -> None:
-    """On standard error: standard output is for answers."""
+    """Print on standard error; standard output is for answers."""
     print(sentence, file=sys.stderr, flush=True)
 
 
 def say_what_is_there(done: int, in_all: int) -> None:
-    """Tell that an earlier run has left something."""
+    """Report how many parts an earlier run has left."""
     if done:
         say(f"Resuming: {done} of {in_all} parts are there from an earlier run.")
 
 
 @contextmanager
 def progress_of_scenes(total: int) -> Iterator[Callable[[int], "Report"]]:
-    """A bar on the terminal; told of the next scenes, it returns what reports on them."""
+    """A bar on the terminal; call it with the size of the next block for a report on that block."""
     with progress_bar() as bar:
         task, before = bar.add_task("scenes", total=total), 0
 
@@ -72,7 +72,7 @@ def progress_of_scenes(total: int) -> Iterator[Callable[[int], "Report"]]:
 
 
 def dask() -> Any:
-    """Dask's library, or a sentence on how to get it."""
+    """Import Dask; an InputError says how to install it."""
     try:
         import distributed
     except ImportError as error:
@@ -105,7 +105,7 @@ def check_scheduler(address: str) -> None:
     try:
         if (kind := asyncio.run(ask())) != "Scheduler":
             raise ValueError(f"a {kind} is there")
-    except Exception as error:  # Dask's parts for addresses and connections raise many kinds
+    except Exception as error:  # Dask raises many kinds for bad addresses and connections
         late = isinstance(error, TimeoutError)
         reason = f"nothing within {CONNECT_SECONDS} s" if late else str(error) or repr(error)
         raise ConnectionError(

@@ -1,4 +1,4 @@
-"""What several commands share. Heavy imports wait until a command runs."""
+"""Shared by several commands. Heavy imports wait until a command runs."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ PICTURE_FORMATS = (".png", ".pdf", ".svg")
 PAPER_SHAPES = "square,triangle,square"
 
 COMPILATION = "/jax/core/compile/"
-"""What JAX calls the durations of tracing, lowering and compiling."""
+"""Prefix of JAX's events for the durations of tracing, lowering and compiling."""
 
 
 def show_seconds(seconds: float) -> str:
@@ -25,7 +25,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def check_picture_format(path: Path) -> None:
-    """Refuse a picture whose name ends in no known format."""
+    """Raise an InputError unless the name of a picture ends in a known format."""
     from models.errors import InputError
 
     if path.suffix.lower() not in PICTURE_FORMATS:
@@ -45,7 +45,7 @@ def save_picture(figure: "Figure", path: Path) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator["Progress"]:
-    """On a terminal, a bar with the count and the time that is left; elsewhere nothing."""
+    """A bar with the count and the remaining time on a terminal; elsewhere nothing."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -77,7 +77,7 @@ def progress_of_blocks() -> Iterator[Callable[[Any, int, int], None]]:
 
 
 class Stopwatch:
-    """Seconds of what was computed, less those that JAX spent compiling."""
+    """Measures computing time, without the time that JAX spends compiling."""
 
     def __init__(self) -> None:
         self.seconds, self.scenes = 0.0, 0
@@ -95,7 +95,7 @@ class Stopwatch:
         jax.monitoring.unregister_event_duration_listener(self._compiled)
 
     def time(self, compute: Callable[[], "Result"]) -> "Result":
-        """Call it and count its time."""
+        """Call a function and count its time."""
         self._compiling.clear()
         began = time.perf_counter()
         result = compute()
@@ -110,7 +110,7 @@ class Stopwatch:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """The time within any of some spans: that of tracing includes what the function calls."""
+    """The length of the union of spans; that of tracing includes those of the functions called."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

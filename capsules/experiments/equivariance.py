@@ -1,8 +1,8 @@
 """Are inferred parts equivariant? How far they are from where a turn of the scene should put them.
 
-A scene is turned by an angle alpha about its origin. A part with matrix A and place t, inferred of
-the scene as it was, should then have R A and R t, with R the turn by alpha. It may fail to in three
-ways: it looks the same at another angle (its own symmetry), it has changed places with a part that
+A scene is turned by an angle alpha about its origin. A part that had matrix A and place t before
+the turn should then have R A and R t, with R the turn by alpha. If it does not, there are three
+cases: it looks the same at another angle (its own symmetry), it has changed places with a part that
 looks the same (a swap), or it is somewhere else (a failure).
 """
 
@@ -16,20 +16,20 @@ from scipy.optimize import linear_sum_assignment
 from models.numerics.arrays import AnyArray
 
 ANGLES = np.arange(8) * np.pi / 4
-"""Of the scenes; the first is the one that all others are compared with."""
+"""Angles of the scenes; all others are compared with the first."""
 
 NUM_TURNS = 72
 """Turns at which two parts are compared: every five degrees."""
 
 NEAR = 3.0
-"""Pixels of the ink within which a part is where it should be."""
+"""Largest distance of the ink, in pixels, at which a part is where it should be."""
 
 ALIKE = 0.85
-"""Cosine of the ink of two templates that look the same."""
+"""Smallest cosine between the ink of two templates that look the same."""
 
 
 class Poses(NamedTuple):
-    """What was inferred of scenes at all `ANGLES`: part p puts its point v at matrix v + place."""
+    """Poses inferred from scenes at all `ANGLES`: part p maps its point v to matrix v + place."""
 
     matrix: Float[AnyArray, "scenes angles K 2 2"]
     place: Float[AnyArray, "scenes angles K 2"]
@@ -37,31 +37,32 @@ class Poses(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """Of each part of each scene at each angle but the first, in units of place and in degrees."""
+    """Residuals of each part of each scene at each angle but the first, in pixels and degrees."""
 
     place: Float[np.ndarray, "scenes turned K"]
     angle: Float[np.ndarray, "scenes turned K"]
     symmetric_angle: Float[np.ndarray, "scenes turned K"]
-    """At that of the turns at which the part looks the same which brings its ink nearest."""
+    """The angle after the turn, among those at which the part looks the same, that brings its ink
+    nearest."""
     ink: Float[np.ndarray, "scenes turned K"]
     """Root mean square distance of the part's ink from where it should be: place, turn, stretch and
     shear in one."""
     best_place: Float[np.ndarray, "scenes turned K"]
-    """At the relabelling of parts that look the same that brings their ink nearest."""
+    """The place after relabelling parts that look the same so that their ink is nearest."""
     best_angle: Float[np.ndarray, "scenes turned K"]
-    """There, at one of the turns at which both look the same."""
+    """The angle after relabelling, at one of the turns at which both parts look the same."""
     best_ink: Float[np.ndarray, "scenes turned K"]
-    """There, too."""
+    """The ink after relabelling."""
     still_place: Float[np.ndarray, "scenes turned K"]
-    """What `place` would be of parts that stay where they are."""
+    """The `place` of parts that stay where they are."""
     presence: Float[np.ndarray, "scenes turned K"]
     """Absolute change of presence."""
     weight: Float[np.ndarray, "scenes turned K"]
-    """Presence at the first angle: where a part is absent its pose means nothing."""
+    """Presence at the first angle; the pose of an absent part has no meaning."""
 
 
 def turn(angle: Float[AnyArray, "*batch"]) -> Float[np.ndarray, "*batch 2 2"]:
-    """The matrix of a turn."""
+    """The rotation matrix of an angle."""
     cosine, sine = np.cos(angle), np.sin(angle)
     return np.stack([np.stack([cosine, -sine], -1), np.stack([sine, cosine], -1)], -2)
 
@@ -69,7 +70,7 @@ def turn(angle: Float[AnyArray, "*batch"]) -> Float[np.ndarray, "*batch 2 2"]:
 def residuals(
     poses: Poses, alike: Bool[np.ndarray, "K K turns"], spread: Float[AnyArray, "K 2 2"]
 ) -> Residuals:
-    """How far parts are from where they should be.
+    """Compute how far parts are from where they should be.
 
     Args:
         alike: whether part q, turned by a multiple of 360 / `NUM_TURNS` degrees, looks like part p
@@ -132,7 +133,7 @@ def _angle_between(
 def _relabelling(
     cost: Float[np.ndarray, "scenes turned K K"],
 ) -> Int[np.ndarray, "scenes turned K"]:
-    """For each part the one in its place, at the least cost in all."""
+    """For each part the one in its place, by the assignment of least total cost."""
     flat = np.where(np.isfinite(cost), cost, 1e6).reshape(-1, *cost.shape[-2:])
     return np.array([linear_sum_assignment(one)[1] for one in flat]).reshape(cost.shape[:-1])
 
@@ -140,8 +141,8 @@ def _relabelling(
 def summary(found: Residuals) -> dict[str, float]:
     """Means weighted by presence, and the shares of parts that are right, swapped and lost.
 
-    A part is right if its ink is within `NEAR` of where it should be; it is swapped if it is right
-    at the best relabelling and up to symmetries only; else it is lost.
+    A part is right if its ink is within `NEAR` of where it should be, swapped if it is right only
+    after the best relabelling and up to symmetries, and lost otherwise.
     """
     weight = found.weight / found.weight.sum()
     right, mended = found.ink <= NEAR, found.best_ink <= NEAR
@@ -151,7 +152,7 @@ def summary(found: Residuals) -> dict[str, float]:
 
 
 def ink_centres(templates: Float[AnyArray, "K height width"]) -> Float[np.ndarray, "K 2"]:
-    """Where the ink of each template has its mean, (x, y) in pixels from the centre."""
+    """Mean place of the ink of each template, (x, y) in pixels from the centre."""
     return _moments(templates)[0]
 
 
@@ -175,8 +176,8 @@ def _moments(templates: AnyArray) -> tuple[np.ndarray, np.ndarray]:
 def alike_templates(templates: Float[AnyArray, "K height width"]) -> Bool[np.ndarray, "K K turns"]:
     """Whether template q, turned about the centre of its ink, looks like template p.
 
-    Only the turns count at which two templates are most alike; a template that looks the same at
-    every turn has no angle, and all count.
+    Only turns at which two templates are most alike count. If a template looks the same at every
+    turn, all turns count.
     """
     from capsules.baselines.pcae import warp
 

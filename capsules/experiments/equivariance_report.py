@@ -1,4 +1,4 @@
-"""The study of equivariance on paper: a table, templates, digits drawn by parts, residuals."""
+"""Report of the equivariance study: a table, templates, digits drawn by parts, residuals."""
 
 import csv
 import io
@@ -49,27 +49,27 @@ OURS = "ours"
 NUM_SCENES = 100
 
 Arrays = Mapping[str, np.ndarray]
-"""What `capsules.experiments.digits.infer_parts` has found."""
+"""The result of `capsules.experiments.digits.infer_parts`."""
 
 
 class Measurement(NamedTuple):
-    """Of one network, or of our model, which draws no pictures."""
+    """Residuals of one network, or of our model, which draws no pictures and has no RMSE."""
 
     residuals: Residuals
     rmse: float
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Under the names of `LINES`."""
+        """All numbers, by the names of `LINES`."""
         return {"rmse": self.rmse} | summary(self.residuals)
 
 
 Measurements = Mapping[str, Sequence[Measurement]]
-"""For each part set, and for our model, those of each seed."""
+"""Measurements of each seed, for each part set and for our model."""
 
 
 def name_of(network: Network) -> str:
-    """What the table calls the part set of a network."""
+    """The name in the table of a network's part set."""
     return f"set {network.part_set + 1}: {network.num_parts} parts"
 
 
@@ -85,7 +85,7 @@ def measured(found: Mapping[Network, Arrays], seed: int) -> Measurements:
 
 
 def table_lines(sets: Measurements) -> list[list[str]]:
-    """Means over seeds, with the standard deviation over seeds where there are several."""
+    """Means over seeds, with the standard deviation if there are several seeds."""
     lines = [["seeds", *(str(len(seeds)) for seeds in sets.values())]]
     for name, title in LINES.items():
         factor, digits = 100 if name in SHARES else 1, DIGITS.get(name, 1)

@@ -1,4 +1,4 @@
-"""Pictures of the supplement: scenes with their truth, and what CCAE, GCM-DS and RANSAC find."""
+"""Pictures of the supplement: scenes with their truth, and the objects found by each method."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ from models.scenes import Scene
 from models.templates import object_names
 
 NUM_SCENES = 4
-"""In each picture."""
+"""Scenes in each picture."""
 
 
 class Column(NamedTuple):
-    """What one method says of each scene."""
+    """The labels and outlines of one method for each scene."""
 
     title: str
     labels: list[Int[np.ndarray, " N"]]
@@ -37,8 +37,8 @@ def write_examples(
     """Write a picture for each noise level; yields the files.
 
     Args:
-        weights: the folder of trained networks; by default CCAE's are the predictions that came
-            with the scenes, and it is left out if there are none.
+        weights: the folder of trained networks; by default CCAE has the predictions stored with the
+            scenes, and is left out if there are none.
     """
     for sigma, test in tests.items():
         chosen = full_scenes(test.scenes)
@@ -51,7 +51,7 @@ def write_examples(
 
 
 def full_scenes(scenes: Scene) -> Int[np.ndarray, " chosen"]:
-    """The first scenes in which every part is there, or else the fullest ones."""
+    """The first scenes in which every part is present, or else the fullest ones."""
     missing = (~np.asarray(scenes.present)).sum(axis=1)
     return np.argsort(missing, kind="stable")[:NUM_SCENES]
 
@@ -59,7 +59,7 @@ def full_scenes(scenes: Scene) -> Int[np.ndarray, " chosen"]:
 def columns_of(
     test: Scenes, chosen: Int[np.ndarray, " chosen"], sigma: float, weights: Path | None, seed: int
 ) -> list[Column]:
-    """The truth, and what each method makes of the chosen scenes."""
+    """The truth, and the results of each method on the chosen scenes."""
     scenes, parts = test.scenes.take(chosen), templates()
     each = [scenes.take(i) for i in range(len(chosen))]
     truth = [np.asarray(scene.object) for scene in each]
@@ -86,7 +86,7 @@ def columns_of(
 def best_names(
     labels: Int[np.ndarray, " N"], truth: Int[np.ndarray, " N"]
 ) -> Int[np.ndarray, " N"]:
-    """Labels of the rows that are there, renamed to agree with the truth: CCAE names no object."""
+    """Labels of present rows, renamed to agree with the truth, as CCAE's names are arbitrary."""
     seen, count = truth >= 0, 1 + max(labels.max(), truth.max())
     agree = np.zeros((count, count))
     np.add.at(agree, (labels[seen], truth[seen]), 1)

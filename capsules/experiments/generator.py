@@ -1,9 +1,9 @@
 """The scene generator of the constellations experiment.
 
 Squares and triangles with noisy vertices are turned, scaled and moved, and each is left out with
-probability 1/2. Following the generator that the paper took over, a whole chunk of draws is mapped
-to [-1, 1] by the common extremes of all its coordinates, absent objects included, so the size of an
-object in a scene does not depend on what else is in it.
+probability 1/2. As in the generator that the paper uses, a whole chunk of draws is mapped to
+[-1, 1] by the common extremes of all its coordinates, absent objects included, so the size of an
+object does not depend on the other objects of its scene.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ CHUNK = 12_800
 """Draws that share one normalisation."""
 
 MEMORY, ROW = 2 << 30, 100
-"""Bytes that all scenes may take, and that a row of one takes, with copies."""
+"""Bytes that all scenes may take, and that one row takes, with copies."""
 
 MAX_SIGMA = 1e3
-"""Noise beyond which nothing is left of a template, whose size is about 1."""
+"""Largest noise; nothing is left of a template, whose size is about 1, long before that."""
 
 
 def sample_scenes(
@@ -35,22 +35,22 @@ def sample_scenes(
     keep_empty: bool = False,
     clutter: int = 0,
 ) -> Scene:
-    """Draw scenes; the first draws are the same however many are asked for.
+    """Draw scenes; the first draws are the same for any number of draws.
 
     Args:
         num_samples: draws, before empty scenes are dropped.
         sigma: standard deviation of the noise on the template's vertices.
         objects: shapes that a scene may contain; each has its own rows, in this order.
         centred: whether the shapes are centred before they are turned. By default as in the
-            published test sets: where sigma > 0. Not centred, the turn moves them too.
-        presence: probability of each object to be there.
+            published test sets: if sigma > 0. If not centred, the turn moves them too.
+        presence: probability that an object is present.
         keep_empty: keep draws without any point (all rows missing).
-        clutter: rows for points that belong to no object, after those of the objects: each is there
-            with probability 1/2, uniform between -1 and 1, and labelled by the number of objects.
-            The objects are the same as without it.
+        clutter: rows for points that belong to no object, after those of the objects. Each is
+            present with probability 1/2, uniform between -1 and 1, and labelled by the number of
+            objects. The objects are the same as without clutter.
     """
     if num_samples < 1:
-        raise InputError(f"wanted at least one draw, got {num_samples}; ask for 1 or more")
+        raise InputError(f"the number of draws must be at least 1, got {num_samples}; try 512")
     if not 0 <= sigma <= MAX_SIGMA:
         raise InputError(
             f"the template noise sigma must be 0 to {MAX_SIGMA:,.0f}, got {sigma}; try 0.1"
@@ -60,7 +60,7 @@ def sample_scenes(
     if unknown := [name for name in objects if name not in SHAPES]:
         raise InputError(f"there is no shape {unknown[0]!r}; choose from {', '.join(SHAPES)}")
     if not objects:
-        raise InputError("wanted at least one object, got none; try square,triangle,square")
+        raise InputError("at least one object is required, got none; try square,triangle,square")
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, got {seed}; try 0")
     if clutter < 0:
@@ -112,7 +112,7 @@ def _chunk(
 def _clutter(
     rng: np.random.Generator, count: int
 ) -> tuple[Float[np.ndarray, "draws C 2"], Bool[np.ndarray, "draws C"]]:
-    """Points of a chunk that belong to no object, and which of them are there."""
+    """Points of a chunk that belong to no object, and which of them are present."""
     return rng.uniform(-1.0, 1.0, (CHUNK, count, 2)), rng.random((CHUNK, count)) < 0.5
 
 

@@ -1,9 +1,9 @@
 """The numbers of the constellations programs that can be learnt, and programs that leave them open.
 
-A program's argument is learnt as a `numpyro.param` of the same name. The pose prior is two of them,
-`pose_mean` and `pose_covariance`; a template is one for each shape, which all objects of that shape
-share. Templates are known up to a similarity, which the pose takes up: they are centred and have
-size one, and their turn is that of the shape they began with.
+A program's argument is learnt as a `numpyro.param` of the same name. The pose prior has two,
+`pose_mean` and `pose_covariance`; templates have one for each shape, which all objects of that
+shape share. Templates are identified only up to a similarity, which the pose absorbs: they are
+centred and have size one, and their turn is that of the initial shape.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from models.program.sites import Program
 from models.templates import SHAPES, normalise, shapes, stack
 
 TEMPLATE = "template_"
-"""What the name of a template's vertices begins with; the name of its shape follows."""
+"""Prefix of the name of a template's vertices; the name of its shape follows."""
 
 WHAT = ("precision", "pose", "presence", "visibility", "clutter", "templates")
 """What can be learnt, by the names of the command line."""
@@ -35,7 +35,7 @@ _SCALARS: dict[str, tuple[str, float, Any]] = {
 }
 
 _POSE = 4
-"""Numbers of a pose."""
+"""Dimensions of a pose."""
 
 
 def leave_open(
@@ -45,14 +45,14 @@ def leave_open(
     clutter: int = 0,
     given: Mapping[str, Any] | None = None,
 ) -> Program:
-    """A program whose numbers are left open.
+    """Make a program with open numbers, which can be learnt.
 
     Args:
         prior: a program of `models.constellation`.
-        what: some of `WHAT`.
+        what: the numbers to learn, names in `WHAT`.
         objects: shapes of its templates.
         clutter: slots for points that belong to no object.
-        given: further arguments of the program, or where what is learnt begins.
+        given: further arguments of the program, and initial values of what is learnt.
     """
     if unknown := [name for name in what if name not in WHAT]:
         raise InputError(f"{unknown[0]!r} cannot be learnt; choose from {', '.join(WHAT)}")
@@ -90,7 +90,7 @@ def leave_open(
 
 
 def check_numbers(numbers: Mapping[str, np.ndarray]) -> None:
-    """Refuse numbers that a program cannot have, such as a file may hold."""
+    """Raise an InputError for numbers, as read from a file, that a program cannot have."""
     allowed: dict[str, tuple[tuple[int, ...], Any]]
     allowed = {argument: ((), constraint) for argument, _, constraint in _SCALARS.values()}
     allowed["pose_mean"] = (_POSE,), constraints.real_vector
@@ -107,7 +107,7 @@ def check_numbers(numbers: Mapping[str, np.ndarray]) -> None:
                 f"type float64 and values that are {str(constraint).lower()}; learn it again"
             )
     if len({"pose_mean", "pose_covariance"} & set(numbers)) == 1:
-        raise InputError("of pose_mean and pose_covariance there is one alone; learn both again")
+        raise InputError("pose_mean and pose_covariance must both be given; learn both again")
 
 
 def arguments(
@@ -116,7 +116,7 @@ def arguments(
     objects: Sequence[str],
     clutter: int = 0,
 ) -> dict[str, Any]:
-    """The arguments of a program that some numbers stand for, as far as it has such arguments."""
+    """Turn learnt numbers into arguments of a program; those that it does not take are left out."""
     taken = inspect.signature(prior).parameters
     found = {name: x for name, x in numbers.items() if name in taken}
     if "pose_mean" in numbers and "pose_prior" in taken:

@@ -46,8 +46,8 @@ SLOTS: dict[tuple[str, float | None, float], Row] = {
     ("gmm", 0.2, 0.25): (0.727, 0.31, 0.921, 0.088),
     ("gmm", 0.5, 0.25): (0.717, 0.242, 1.036, 0.064),
 }
-"""The main table and the study of the initial beta: by method, initial beta (None where there is
-none) and template noise."""
+"""The main table and the study of the initial beta: by method, initial beta (or None) and template
+noise."""
 
 PARTITION: dict[tuple[str, float | None, float], Row] = {
     ("ccae", None, 0.0): (0.95, 0.897, 0.157, 0.736),
@@ -93,8 +93,8 @@ PARTITION: dict[tuple[str, float | None, float], Row] = {
     ("ransac", None, 0.1): (0.992, 0.979, 0.034, 0.961),
     ("ransac", None, 0.25): (0.965, 0.914, 0.135, 0.843),
 }
-"""The tables with the ground-truth missing mask. RANSAC's row stands in the main table, but is of
-partitions: no method can know the slots of identical objects, and so have ones throughout."""
+"""The tables with the ground-truth missing mask. RANSAC's row is printed in the main table but must
+be one of partitions: no method can know the slots of identical objects and have ones throughout."""
 
 PAPER = {"slots": SLOTS, "partition": PARTITION}
-"""By protocol."""
+"""The tables by protocol."""

@@ -1,4 +1,4 @@
-"""The rounds of `capsules learn` while it is under way, in the store beside the file it writes."""
+"""Checkpoints of `capsules learn`: its rounds, in a store beside the file that it writes."""
 
 import time
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from inference.learning import Rounds
 from models.scenes import Scene
 
 SHARE = 0.1
-"""Of the time that may be spent on writing checkpoints."""
+"""Largest share of the time that is spent on writing checkpoints."""
 
 
 class Checkpoint:
-    """One entry of the store, which the next run of the same command begins with."""
+    """One entry of the store, from which the next run of the same command resumes."""
 
     def __init__(self, out: Path, scenes: Scene, asked: Mapping[str, Any]) -> None:
-        """For the file `out`, learnt from some scenes, with the settings that were asked for."""
+        """The checkpoint for the file `out`, learnt from `scenes` with the settings `asked`."""
         self.store = Store(out.parent)
         data = digest(scenes.points, scenes.present)
         self.entry = self.store.entry(f"{out.stem}-rounds", scenes=data, **asked)
@@ -39,5 +39,5 @@ class Checkpoint:
         self.not_before = ended + (ended - began) / SHARE
 
     def forget(self) -> None:
-        """Remove it, once all is learnt."""
+        """Remove the checkpoint, after learning has ended."""
         self.store.forget([self.entry])

@@ -1,4 +1,4 @@
-"""The scene generator as what networks are trained on: scenes whose matches are known."""
+"""The scene generator as a simulator to train networks on: scenes with known matches."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from capsules.experiments.generator import sample_scenes
 from guides.simulation import SPARE, Draws, Simulator, some
 
 FIRST_SEED = 1 << 32
-"""Seeds of training scenes begin here: nobody tests on them."""
+"""The first seed of training scenes, far from those of test scenes."""
 
 
 def paper_simulator(sigma: float) -> Simulator:

@@ -42,7 +42,7 @@ PRESETS = {
 }
 LINES = {"paper": "--", "published": "-.", "default": "-"}
 CCAE = {"paper": "its predictions", "default": "trained by us"}
-"""What the columns of presets are for CCAE, of which there is one setting."""
+"""Labels of the presets for CCAE, which has only one setting."""
 
 
 class Row(NamedTuple):
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     sigma: float
     paper: Sequence[float] | None
     ours: dict[str, dict[str, Summary]]
-    """By preset and metric."""
+    """Our numbers by preset and metric."""
 
     def label(self, with_beta: bool) -> str:
         """The method's name in a figure, with its beta if asked for."""
@@ -100,7 +100,7 @@ def write_tables(
 def reports(
     study: str, numbers: Mapping[Cell, Numbers], tests: Mapping[float, Scenes]
 ) -> list[Report]:
-    """The tables of a study. The main one is shown under both protocols, apart."""
+    """The tables of a study; the main one is shown for each protocol separately."""
     main = {c: n for c, n in numbers.items() if c.beta in (None, MAIN_BETA)}
     betas = {c: n for c, n in numbers.items() if c.beta is not None}
     wanted = {
@@ -141,7 +141,7 @@ def _rows(
 
 
 def _place(row: tuple[str, float | None]) -> tuple[int, float]:
-    """Rows stand in the order of `NAMES`, and those of one method by their initial beta."""
+    """The sort key of a row: order in `NAMES`, then initial beta."""
     return (list(NAMES).index(row[0]) if row[0] in NAMES else len(NAMES), row[1] or 0.0)
 
 
@@ -178,7 +178,7 @@ def _tests(
 
 
 def lines_at(report: Report, sigma: float) -> Iterator[list[str]]:
-    """The lines of a noise level: method, whose numbers, and each metric ± one standard error."""
+    """The lines of a noise level: method, source, and each metric ± one standard error."""
     for row in report.rows:
         if row.sigma != sigma:
             continue

@@ -6,7 +6,7 @@ scores of the five parts of a face, stacked, have a factor analyser
     scores = loadings @ factors + mean + noise,    factors ~ Normal(0, I),  noise diagonal,
 
 whose factors are the appearance dimensions of a face's pose. Both are fitted by scikit-learn. Parts
-are combined at random within a group, so all that one part says about another is their group.
+are combined at random within a group, so one part tells only the group of another.
 """
 
 import functools
@@ -40,12 +40,12 @@ class PartPCA(NamedTuple):
         return (pixels - self.mean) @ self.components.T / lengths
 
     def decode(self, scores: Float[np.ndarray, "*batch q"]) -> Float[np.ndarray, "*batch pixels"]:
-        """The pixels that scores stand for."""
+        """The pixels of a part with these scores."""
         return scores @ self.components + self.mean
 
 
 class Appearance(NamedTuple):
-    """The fitted model, and the numbers by which its factors were counted."""
+    """The fitted model, and the errors by which the number of factors was chosen."""
 
     pca: tuple[PartPCA, ...]
     factors: FactorAnalyser
@@ -55,23 +55,23 @@ class Appearance(NamedTuple):
     def encode(
         self, images: FaceImages, faces: Int[np.ndarray, "faces 6"]
     ) -> Float[np.ndarray, "faces D"]:
-        """The stacked scores of some faces, each a group and five variants."""
+        """The stacked scores of faces, each given by a group and five variants."""
         return stack_scores(self.tables(images), faces)
 
     def tables(self, images: FaceImages) -> list[Float[np.ndarray, "groups variants q"]]:
-        """The scores of every part image: all that there is to know of the faces."""
+        """The scores of every part image."""
         return [pca.encode(pixels) for pca, pixels in zip(self.pca, images.pixels, strict=True)]
 
 
 class Split(NamedTuple):
-    """Faces to train on and others to test on, each a row: group, then a variant of each part."""
+    """Training and test faces, one in each row: group, then a variant of each part."""
 
     train: Int[np.ndarray, "train 6"]
     test: Int[np.ndarray, "test 6"]
 
 
 def split_faces(images: FaceImages, seed: int = 0) -> Split:
-    """18,000 faces and 7,614 others, as many of each group, or what a smaller set has of them."""
+    """Up to 18,000 training and 7,614 test faces, the same number of each group."""
     groups, variants = images.num_groups, images.num_variants
     in_group = variants**5
     num_train = min(NUM_TRAIN // groups, int(0.7 * in_group))
@@ -97,7 +97,7 @@ def stack_scores(
 
 
 def fit_part(pixels: Float[np.ndarray, "groups variants pixels"]) -> PartPCA:
-    """Probabilistic PCA of the images of one part type, as many scores as keep 95 %."""
+    """Probabilistic PCA of the images of one part type, keeping 95 % of the variance."""
     images = np.asarray(pixels, float).reshape(-1, pixels.shape[-1])
     if np.ptp(images, axis=0).max() == 0:
         raise InputError(
@@ -116,8 +116,8 @@ def fit_factors(
 ) -> FactorAnalyser:
     """The maximum likelihood factor analyser.
 
-    It depends on the faces through their mean and covariance alone, so scikit-learn is given 2 D
-    rows that have the same mean and covariance, and not thousands.
+    It depends on the faces only through their mean and covariance, so scikit-learn gets 2 D rows
+    with the same mean and covariance instead of thousands.
     """
     mean = scores.mean(axis=0)
     triangle = np.asarray(np.linalg.qr(scores - mean, mode="r"))
@@ -145,7 +145,7 @@ def prediction_error(
 def choose_num_factors(
     scores: Float[np.ndarray, "faces D"], part_dims: tuple[int, ...], seed: int = 0
 ) -> tuple[int, Float[np.ndarray, "candidates 2"]]:
-    """How many factors: as few as predict a left-out part as well as any number does.
+    """Choose the number of factors by the error of predicting a left-out part.
 
     Fits on five sixths of the faces and predicts each part of the others from the rest of its face.
     Returns the smallest number whose error is within one standard error of the lowest, and the
@@ -167,16 +167,16 @@ def fit_appearance(images: FaceImages, seed: int = 0, num_factors: int | None = 
     """Fit the appearance model to the training faces of `split_faces(images, seed)`.
 
     Args:
-        num_factors: how many factors; by default chosen by `choose_num_factors`.
+        num_factors: number of factors; by default chosen by `choose_num_factors`.
     """
     if num_factors is not None and num_factors < 1:
-        raise InputError(f"wanted at least one factor, got {num_factors}; try 5")
+        raise InputError(f"the number of factors must be at least 1, got {num_factors}; try 5")
     return _fit_once(_Key(images, seed, num_factors))
 
 
 @functools.lru_cache(maxsize=4)
 def _fit_once(key: "_Key") -> Appearance:
-    """One model for each set of images in a process."""
+    """Fit one model for each set of images in a process."""
     return _fit(key.images, key.seed, key.num_factors)
 
 

@@ -1,9 +1,9 @@
 """A procedural artist who draws part images of faces, by seed.
 
-Each part is drawn from a few numbers: how wide the nose is, how arched the brows. A group of people
-has its own average of each number, a variant differs from it, so what the parts of a face have in
-common is what their group has: its tone and its shapes. The drawings are ours and stand in for
-photographs that are not.
+Each part is drawn from a few numbers, such as the width of the nose or the arch of the brows. A
+group of people has its own average of each number, and variants differ from it, so the parts of a
+face have in common the tone and the shapes of their group. The drawings are the project's own and
+replace photographs that it must not ship.
 """
 
 import functools
@@ -72,7 +72,7 @@ _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {
         "hollow": (0.08, 0.05, 0.05),
     },
 }
-"""For each number of each part: its average, its spread over groups and over variants."""
+"""For each number of each part: average, spread over groups, and spread over variants."""
 
 _TONES = (0.46, 0.78)
 _TONE_OF_VARIANT = 0.008
@@ -86,8 +86,9 @@ def draw_images(
     """Draw a set of part images; the same seed gives the same ones."""
     if seed < 0 or num_groups < 2 or num_variants < 2:
         raise InputError(
-            f"wanted a seed of 0 or more, and at least 2 groups and 2 variants, got seed {seed}, "
-            f"{num_groups} groups, {num_variants} variants; try 0, {NUM_GROUPS}, {NUM_VARIANTS}"
+            "the artist requires a seed of 0 or more, and at least 2 groups and 2 variants, got "
+            f"seed {seed}, {num_groups} groups, {num_variants} variants; try 0, {NUM_GROUPS}, "
+            f"{NUM_VARIANTS}"
         )
     rng = np.random.default_rng(seed)
     masks = part_masks()
@@ -115,7 +116,7 @@ def draw_images(
 
 
 def part_masks() -> Bool[np.ndarray, "5 224 224"]:
-    """Where each part type is: bands of an oval head, with the nose and the mouth cut out."""
+    """The mask of each part type: bands of an oval head, with the nose and the mouth cut out."""
     x, y = pixel_grid()
     head = np.abs(x / 0.70) ** 2.3 + np.abs((y - 0.02) / 0.95) ** 2.3 < 1
     nose = (np.abs(x) < 0.10 + 0.30 * (y + 0.10)) & (np.abs(x) < 0.205) & (y > -0.10) & (y < 0.31)
@@ -127,7 +128,7 @@ def part_masks() -> Bool[np.ndarray, "5 224 224"]:
 
 
 def _vary(rng: np.random.Generator, average: Numbers, part: str, level: int) -> dict[str, float]:
-    """Numbers around an average: level 1 over groups, 2 over variants; never beyond two spreads."""
+    """Draw numbers around averages, within two spreads: level 1 over groups, 2 over variants."""
     return {
         name: value + _NUMBERS[part][name][level] * float(np.clip(rng.normal(), -2, 2))
         for name, value in average.items()

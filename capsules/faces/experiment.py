@@ -1,8 +1,8 @@
 """The faces experiment: scenes of drawn faces, explained by coordinate ascent and by RANSAC.
 
 A cell is a number of faces, apart from each other or occluded. It is computed in blocks of scenes,
-each kept in the store: so an experiment that was killed goes on where it stopped and ends in the
-same numbers.
+each kept in the store, so an interrupted experiment resumes where it stopped and ends in the same
+numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ from models.faces import GEOMETRIC, faces_program
 from models.program.sites import Program
 
 BLOCK = 50
-"""Scenes that are inferred, and kept in an entry of the store, at a time."""
+"""Scenes of a block, which are inferred at a time and kept in one entry of the store."""
 
 RESTARTS = 4
-"""Of coordinate ascent on a scene; the paper has 5."""
+"""Restarts of coordinate ascent on a scene; the paper has 5."""
 
 RANSAC_OPTIONS: dict[str, Any] = {
     "features": GEOMETRIC,
@@ -45,8 +45,8 @@ METHODS = {
     "draw": "RANSAC, one part, a draw",
     "refit": "RANSAC, refitted",
 }
-"""What is compared: the appearance of a face from all its parts by VI; from the posterior of a
-single part, its mean or a draw; and from all parts that RANSAC matched."""
+"""The methods compared. The appearance of a face comes from all its parts by VI; from the posterior
+of a single part, its mean or a draw; or from all parts that RANSAC matched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class FaceStudy:
     programs: dict[int, Program] = field(default_factory=dict)
 
     def program(self, num_faces: int) -> Program:
-        """One program for each number of faces, always the same: methods compile once for each."""
+        """The program for a number of faces, always the same one: methods compile once for each."""
         if num_faces not in self.programs:
             self.programs[num_faces] = faces_program(
                 self.appearance.factors, self.images.centres, num_faces
@@ -83,13 +83,13 @@ class FaceStudy:
 
 
 def open_study(folder: Path | None = None, seed: int = 0) -> FaceStudy:
-    """Part images of a folder, or drawn ones, and the model fitted to their training faces."""
+    """Load part images from a folder, or draw them, and fit the model to their training faces."""
     images = draw_images(seed) if folder is None else load_images(folder)
     return FaceStudy(images, fit_appearance(images, seed), split_faces(images, seed).test)
 
 
 class Explained(NamedTuple):
-    """What the methods make of a batch of scenes."""
+    """The results of all methods on a batch of scenes."""
 
     results: dict[str, Result]
     poses: dict[str, Float[np.ndarray, "scenes K p"]]
@@ -101,7 +101,7 @@ def explain(
 ) -> Explained:
     """Run every method on a batch of scenes.
 
-    One part fixes the pose of a face, so a face may have one part only, for VI and RANSAC alike.
+    One part determines the pose of a face, so VI and RANSAC both allow faces with a single part.
     """
     program = study.program(scenes.poses.shape[1])
     single, refitted = (
@@ -121,9 +121,9 @@ def explain(
 def poses_of_faces(
     result: Result, scenes: FaceScenes, rng: np.random.Generator | None = None
 ) -> Float[np.ndarray, "scenes K p"]:
-    """The pose, its mean or a draw, of the object that has most points of each true face.
+    """The pose, its mean or a draw, of the object with the most points of each true face.
 
-    Faces are exchangeable, so an object is known by its points only.
+    Faces are exchangeable, so an object is identified only by its points.
     """
     num_objects = result.pose_mean.shape[1]
     truth = np.asarray(scenes.scene.object)
@@ -141,7 +141,7 @@ def poses_of_faces(
 def appearance_rmse(
     study: FaceStudy, scenes: FaceScenes, poses: Float[np.ndarray, "scenes K p"]
 ) -> Float[np.ndarray, " scenes"]:
-    """Of the scores that poses predict of each observed part against the observed ones."""
+    """RMSE of the scores of observed parts, as predicted from poses."""
     factors, scene = study.appearance.factors, scenes.scene
     predicted = poses[..., GEOMETRIC:] @ factors.loadings.T + factors.mean
     squares, count = np.zeros((2, len(poses)))
@@ -160,8 +160,8 @@ def appearance_rmse(
 def measure(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> dict[str, np.ndarray]:
     """For each scene: whether the assignment is right, and the errors of each method.
 
-    Points only meet parts of their type, so an assignment is right where the partition into faces
-    is. `scene_` errors are over the whole canvas, `mask_` ones over what faces cover in truth.
+    Points match only parts of their type, so an assignment is right if the partition into faces is.
+    `scene_` errors are over the whole canvas, `mask_` ones over what the true faces cover.
     """
     truth = np.asarray(scenes.scene.object)
     numbers = {
@@ -183,7 +183,7 @@ def measure(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> dict[
 def true_scene(
     study: FaceStudy, scenes: FaceScenes, index: int
 ) -> tuple[Float[np.ndarray, "224 224"], Float[np.ndarray, "224 224"]]:
-    """The scene as it was drawn, and what faces cover of it."""
+    """The scene as it was drawn, and the share of each pixel that faces cover."""
     images = [study.images.compose(face[0], face[1:]) for face in scenes.faces[index]]
     return render(images, study.images.mask, scenes.poses[index])
 
@@ -196,13 +196,13 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its heading in tables."""
+        """The heading in tables."""
         return f"{self.num_faces} faces" + (", occluded" if self.occluded else "")
 
 
 CELLS = (Cell(2), Cell(3), Cell(4), Cell(5), Cell(3, occluded=True))
 MORE_CELLS = tuple(Cell(number) for number in range(6, 11))
-"""Beyond the paper."""
+"""Cells that the paper does not have."""
 
 
 class Block(NamedTuple):
@@ -217,7 +217,7 @@ class Block(NamedTuple):
 def blocks_of(
     study: FaceStudy, cells: Sequence[Cell], num_scenes: int, seed: int, store: Store
 ) -> list[Block]:
-    """All that is to be done."""
+    """All blocks of all cells."""
     data = study.images.fingerprint, study.appearance.factors.num_factors
 
     def block(cell: Cell, first: int) -> Block:
@@ -239,7 +239,7 @@ def run_blocks(
     """The numbers of every scene of every cell, computed or read from the store.
 
     Args:
-        progress: called with the cell, the blocks done, and the blocks there are.
+        progress: called with the cell, and the blocks done and in all.
     """
     numbers: dict[Cell, list[dict[str, np.ndarray]]] = {}
     for done, block in enumerate(blocks):

@@ -1,10 +1,9 @@
-"""Part images of faces: what a set of them is, and folders of PNG files that hold one.
+"""Sets of part images of faces, and folders of PNG files that hold one.
 
 A set has some groups of people and for each group some variants of each of the five part types. Any
-variants of one group make a face, so 6 groups of 7 variants make 6 x 7^5 = 100,842 faces; none of
-them is stored, `compose` puts one together when it is wanted. Images are grey, 0 black and 1 white,
-on a canvas of 224 x 224 pixels. The masks of the part types do not overlap; together they are the
-face.
+variants of one group make a face, so 6 groups of 7 variants make 6 x 7^5 = 100,842 faces. They are
+not stored; `compose` makes one on demand. Images are grey, 0 black and 1 white, on a canvas of
+224 x 224 pixels. The masks of the part types do not overlap; together they are the face.
 
 A folder holds a set as
 
@@ -24,10 +23,10 @@ from PIL import Image
 from models.errors import InputError
 
 CANVAS = 224
-"""Pixels of a side."""
+"""Pixels of a side of the canvas."""
 
 PART_TYPES = ("eyes", "nose", "mouth", "jaw", "hair")
-"""The number of a type is its place here, the paper's order."""
+"""Part types in the paper's order; a type's number is its index here."""
 
 
 class FaceImages(NamedTuple):
@@ -40,12 +39,12 @@ class FaceImages(NamedTuple):
 
     @property
     def num_groups(self) -> int:
-        """How many groups of faces there are."""
+        """Number of groups of faces."""
         return self.pixels[0].shape[0]
 
     @property
     def num_variants(self) -> int:
-        """How many pictures a group has of each part."""
+        """Number of images of each part in a group."""
         return self.pixels[0].shape[1]
 
     @property
@@ -55,7 +54,7 @@ class FaceImages(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any pixel does."""
+        """A digest of all pixels."""
         digest = hashlib.sha256(np.packbits(self.masks).tobytes())
         for pixels in self.pixels:
             digest.update(np.ascontiguousarray(pixels, np.float32).tobytes())
@@ -71,11 +70,11 @@ class FaceImages(NamedTuple):
     def compose(
         self, group: int, variants: Int[np.ndarray, " 5"] | tuple[int, ...]
     ) -> Float[np.ndarray, "224 224"]:
-        """One face: a variant of each part, of one group."""
+        """Compose a face from a variant of each part of one group."""
         return self.paint([self.pixels[t][group, v] for t, v in enumerate(variants)])
 
     def paint(self, parts: list[Float[np.ndarray, " pixels"]]) -> Float[np.ndarray, "224 224"]:
-        """Put the pixels of five parts in their places; black around them."""
+        """Put the pixels of five parts in their places, on black."""
         image = np.zeros((CANVAS, CANVAS))
         for mask, pixels in zip(self.masks, parts, strict=True):
             image[mask] = pixels
@@ -92,8 +91,8 @@ def pixel_grid() -> tuple[Float[np.ndarray, "224 224"], Float[np.ndarray, "224 2
 def load_images(folder: str | Path) -> FaceImages:
     """Read a set of part images from a folder of PNG files, laid out as above.
 
-    Groups and variants are counted from 0. There have to be at least two groups and two variants,
-    and as many variants of every part in every group.
+    Groups and variants are counted from 0. There must be at least two groups and two variants, and
+    the same number of variants of every part in every group.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -120,8 +119,7 @@ def load_images(folder: str | Path) -> FaceImages:
     if num_groups < 2 or num_variants < 2:
         raise InputError(
             f"{folder} has {num_groups} groups (folders 0, 1, ...) with {num_variants} variants of "
-            f"each part ({PART_TYPES[0]}_0.png, ...), wanted at least 2 of both; a model of what "
-            "varies needs that many"
+            f"each part ({PART_TYPES[0]}_0.png, ...), but must have at least 2 of both; add images"
         )
     pixels = tuple(
         np.stack(
@@ -150,7 +148,7 @@ def save_images(folder: str | Path, images: FaceImages) -> None:
 
 
 def _count(folder: Path, pattern: str) -> int:
-    """How many there are of a numbered file, without a gap."""
+    """Count numbered files from 0 up to the first gap."""
     count = 0
     while (folder / pattern.format(count)).exists():
         count += 1
@@ -175,8 +173,8 @@ def _read(path: Path) -> Float[np.ndarray, "224 224"]:
         ) from error
     if (width, height) != (CANVAS, CANVAS):
         raise InputError(
-            f"the image {path} has {width} x {height} pixels, wanted {CANVAS} x {CANVAS}; scale or "
-            "pad it"
+            f"the image {path} has {width} x {height} pixels, but must have {CANVAS} x {CANVAS}; "
+            "scale or pad it"
         )
     return image if image.ndim == 2 else image[..., :3].mean(axis=-1)
 

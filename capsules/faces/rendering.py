@@ -1,8 +1,8 @@
-"""Drawing faces into a scene, to fractions of a pixel, and how far two scenes are apart.
+"""Rendering of faces with sub-pixel accuracy, and the difference of two scenes.
 
-Every pixel of the scene looks up its place on the face and takes the value between the pixels
-there, so a face that moves by a tenth of a pixel changes by a tenth. Faces are smoothed first, as
-much as they will be shrunk. Edges are soft: a face covers a share of the pixels on its outline.
+The value of a pixel of the scene is interpolated at its place on the face, so a face that moves by
+a tenth of a pixel changes by a tenth. Faces are smoothed first, as much as they will be shrunk.
+Edges are soft: a face covers a share of the pixels on its outline.
 """
 
 import numpy as np
@@ -21,10 +21,10 @@ def render(
     mask: Bool[np.ndarray, "224 224"],
     poses: Float[np.ndarray, "K 4"],
 ) -> tuple[Float[np.ndarray, "224 224"], Float[np.ndarray, "224 224"]]:
-    """Draw upright faces at their poses, a later one over the others, on black.
+    """Draw upright faces at their poses on black, later ones in front.
 
-    A face smaller than a pixel is left out.
-    Returns the scene and how much of each pixel is covered by faces.
+    Faces smaller than a pixel are left out. Returns the scene and the share of each pixel that is
+    covered by faces.
     """
     scene, cover = np.zeros((2, CANVAS, CANVAS))
     for image, pose in zip(images, poses, strict=True):
@@ -39,7 +39,7 @@ def render(
 def imagine(
     images: FaceImages, appearance: Appearance, factors: Float[np.ndarray, " k"]
 ) -> Float[np.ndarray, "224 224"]:
-    """The upright face that the appearance model expects of some factors."""
+    """The upright face that the appearance model predicts from some factors."""
     model = appearance.factors
     scores = model.loadings @ factors + model.mean
     parts = [pca.decode(scores[own]) for pca, own in zip(appearance.pca, model.slices, strict=True)]
@@ -49,7 +49,7 @@ def imagine(
 def render_poses(
     images: FaceImages, appearance: Appearance, poses: Float[np.ndarray, "K p"]
 ) -> Float[np.ndarray, "224 224"]:
-    """Draw the scene of some inferred poses, geometric and appearance dimensions together."""
+    """Draw the scene of inferred poses, with their geometric and appearance dimensions."""
     faces = [imagine(images, appearance, pose[GEOMETRIC:]) for pose in poses]
     return render(faces, images.mask, poses[:, :GEOMETRIC])[0]
 
@@ -67,10 +67,10 @@ def scene_rmse(
 def _moved(
     image: Float[np.ndarray, "224 224"], pose: Float[np.ndarray, " 4"]
 ) -> Float[np.ndarray, "224 224"]:
-    """An image of the upright face as it looks at a pose.
+    """Draw an image of the upright face at a pose.
 
-    Scene (x, y) is on the face at the inverse of eq. nxycs; pixel (row, column) has its centre at
-    (y, x) = (row + 1/2, column + 1/2) / 112 - 1.
+    The place on the face of (x, y) in the scene is the inverse of eq. nxycs; the centre of pixel
+    (row, column) is (y, x) = (row + 1/2, column + 1/2) / 112 - 1.
     """
     scale = np.hypot(*pose[2:])
     c, s = pose[2:] / scale**2

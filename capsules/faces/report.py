@@ -1,4 +1,4 @@
-"""The faces experiment on paper: a picture of one scene, and the table with its files."""
+"""Report of the faces experiment: pictures of scenes, and tables with their files."""
 
 import csv
 import io
@@ -42,11 +42,11 @@ PAPER_ACCURACY = {
     Cell(5): (0.937, 1.0),
     Cell(3, occluded=True): (1.0, 1.0),
 }
-"""Of VI and of RANSAC, on 250 scenes each."""
+"""Accuracies of VI and of RANSAC, on 250 scenes each."""
 
 PAPER_RMSE = {"vi": (0.036, 0.004), "draw": (0.052, 0.006)}
-"""Of the whole canvas, mean and spread over 250 scenes of 2 to 5 faces together. The code published
-for the paper's RANSAC draws the appearance from the posterior of the part."""
+"""RMSE of the whole canvas, mean and spread over 250 scenes of 2 to 5 faces together. The code
+published for the paper's RANSAC draws the appearance from the posterior of the part."""
 
 QUANTITIES = {
     "scene": "RMSE of the scene, whole canvas",
@@ -55,7 +55,7 @@ QUANTITIES = {
 }
 
 Numbers = Mapping[Cell, Mapping[str, np.ndarray]]
-"""For each cell, the numbers of every scene (`capsules.faces.experiment.measure`)."""
+"""The numbers of every scene, for each cell (`capsules.faces.experiment.measure`)."""
 
 
 class Report(NamedTuple):
@@ -67,10 +67,10 @@ class Report(NamedTuple):
 
 
 def plot_faces(study: FaceStudy, scenes: FaceScenes, explained: Explained) -> Figure:
-    """The first scene of a batch and what each method makes of it.
+    """The first scene of a batch and the results of each method on it.
 
     Above, the scene and the inferred faces; below, the parts in the colours of the faces that VI
-    puts them into, and how far each method's picture is from the scene.
+    assigns them to, and the error of each method's picture.
     """
     scene, wanted = scenes.scene.take(0), true_scene(study, scenes, 0)[0]
     found = explained.results["vi"].labels[0]
@@ -96,11 +96,11 @@ def draw_face_frames(
 ) -> Iterator[Result]:
     """Draw each step of coordinate ascent on a scene of faces into the figure, one after another.
 
-    From left to right: the scene, its parts in the colours of their faces, the faces as they are
-    inferred so far, and the ELBO and beta.
+    From left to right: the scene, its parts in the colours of their faces, the faces inferred so
+    far, and the ELBO and beta.
 
     Args:
-        result: for the first of the scenes, of `cavi.run(..., history=True)`.
+        result: the result of `cavi.run(..., history=True)` for the first of the scenes.
     """
     states, steps = states_of(result), result.history or {}
     wanted = true_scene(study, scenes, 0)[0]
@@ -129,7 +129,7 @@ def plot_pictures(pictures: Mapping[str, Float[np.ndarray, "224 224"]]) -> Figur
 
 
 def plot_images(images: FaceImages, faces_of_group: int = 3, seed: int = 0) -> Figure:
-    """Some faces that the part images make, a column for each group."""
+    """Some faces composed of the part images, a column for each group."""
     rng = np.random.default_rng(seed)
     with style():
         figure = Figure(
@@ -151,7 +151,7 @@ def draw_picture(axes: Axes, picture: Float[np.ndarray, "224 224"], title: str =
 
 
 def reports(numbers: Numbers) -> list[Report]:
-    """The assignments, and for each kind of error how large it is and how often VI's is below."""
+    """Tables of the assignments and of each kind of error, and how often VI has the lower one."""
     accuracy = []
     for cell, of in numbers.items():
         paper = PAPER_ACCURACY.get(cell, (np.nan, np.nan))
@@ -192,7 +192,7 @@ def write_report(
     """Print the tables and write them in three formats, with every number; yields the files.
 
     Args:
-        drawn: whether the images are the artist's.
+        drawn: whether the images were drawn by the project's artist.
     """
     tables, note = reports(numbers), notes(numbers, study, drawn)
     console = Console()
@@ -219,7 +219,7 @@ def write_report(
 
 
 def notes(numbers: Numbers, study: FaceStudy, drawn: bool) -> list[str]:
-    """What a reader has to know of the tables."""
+    """Notes for readers of the tables."""
     factors = study.appearance.factors
     dims = ", ".join(f"{n} {d}" for n, d in zip(PART_TYPES, factors.part_dims, strict=True))
     gap = max(np.abs(of["scene_vi"] / of["scene_refit"] - 1).max() for of in numbers.values())
@@ -247,7 +247,7 @@ def markdown(tables: list[Report], note: list[str]) -> str:
 
 
 def comma_separated(numbers: Numbers) -> str:
-    """A line for each mean, with the paper's beside ours where it has one."""
+    """A line for each mean, with the paper's beside ours if it has one."""
     lines = []
     for cell, of in numbers.items():
         for name in of:
@@ -317,7 +317,7 @@ def plot_errors(numbers: Numbers, drawn: bool = True) -> Figure:
 
 
 def plot_factors(study: FaceStudy) -> Figure:
-    """How well a part is predicted from the other four, by the number of factors."""
+    """The error of predicting a part from the other four, by the number of factors."""
     errors = study.appearance.prediction_error
     number = np.arange(1, len(errors) + 1)
     chosen = study.appearance.factors.num_factors

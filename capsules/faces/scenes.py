@@ -1,7 +1,7 @@
 """Scenes of faces: which faces, where they are, and which of their parts can be seen.
 
-Coordinates are those of the canvas, from -1 to 1 with y down, for the scene and for the upright
-face alike. A pose (t_x, t_y, s cos a, s sin a) takes a place on the face to one in the scene (see
+Coordinates are those of the canvas, from -1 to 1 with y down, both for the scene and for the
+upright face. A pose (t_x, t_y, s cos a, s sin a) maps a place on the face to one in the scene (see
 `models.geometry.similarity`).
 """
 
@@ -28,7 +28,7 @@ class FaceScenes(NamedTuple):
     """A batch of scenes with everything that is known about them."""
 
     scene: Scene
-    """What inference gets to see, and the true object of each row."""
+    """The input of inference, with the true object of each row."""
     faces: Int[np.ndarray, "scenes K 6"]
     """Group and variants of each face; a later face hides an earlier one."""
     poses: Float[np.ndarray, "scenes K 4"]
@@ -49,22 +49,22 @@ def sample_face_scenes(
     occluded: bool = False,
     first: int = 0,
 ) -> FaceScenes:
-    """Draw scenes of different faces; each is made from the seed and its own number alone.
+    """Draw scenes of different faces; each scene depends only on the seed and its own number.
 
-    Faces are scaled to at most a half, and the smaller the more there are; turned by any angle; and
-    placed one after another so that they are inside the canvas and do not overlap. Occluded scenes
-    drop both conditions: parts behind another face or beyond the edge are missing, at least one in
-    each scene, but of every face some part is seen, or it would not be one of the scene's.
+    Faces are scaled to at most a half, smaller if there are many, turned by any angle, and placed
+    one after another so that they are inside the canvas and do not overlap. Occluded scenes drop
+    both conditions: parts behind another face or beyond the edge are missing. At least one part of
+    each scene is missing, but at least one part of every face is seen.
 
     Args:
         tables: the scores of every part image (`Appearance.tables`).
-        faces: to choose from (`split_faces(images).test`).
+        faces: the faces to choose from (`split_faces(images).test`).
         first: the number of the first scene.
     """
     if not 1 <= num_faces <= MAX_FACES or num_scenes < 1 or seed < 0:
         raise InputError(
-            f"wanted 1 to {MAX_FACES} faces, at least one scene and a seed of 0 or more, got "
-            f"{num_faces} faces, {num_scenes} scenes, seed {seed}; try 3, 250, 0"
+            f"scenes of faces require 1 to {MAX_FACES} faces, at least one scene and a seed of 0 "
+            f"or more, got {num_faces} faces, {num_scenes} scenes, seed {seed}; try 3, 250, 0"
         )
     shape = _Shape.of(images)
     dims = tuple(table.shape[-1] for table in tables)
@@ -92,7 +92,7 @@ def face_points(
     seen: Bool[np.ndarray, "K types"],
     rng: np.random.Generator,
 ) -> Scene:
-    """The scene that some faces make, its rows in random order, without any noise."""
+    """The scene of some faces without noise, its rows in random order."""
     num_faces, types = seen.shape
     points = np.zeros((num_faces, types, GEOMETRIC + max(part_dims)))
     points[..., :2] = _place(poses[:, None], centres)
@@ -112,7 +112,7 @@ def face_points(
 
 
 class _Shape(NamedTuple):
-    """What the masks say about the shape of a face."""
+    """The shape of a face, from its masks."""
 
     mask: Bool[np.ndarray, "224 224"]
     outline: Float[np.ndarray, "some 2"]
@@ -142,21 +142,21 @@ class _Shape(NamedTuple):
 
 
 def _some(places: Float[np.ndarray, "all 2"]) -> Float[np.ndarray, "some 2"]:
-    """Evenly chosen ones of many."""
+    """Choose evenly spaced ones of many places."""
     return places[np.unique(np.linspace(0, len(places) - 1, _SAMPLED).astype(int))]
 
 
 def _place(
     pose: Float[np.ndarray, "*n 4"], places: Float[np.ndarray, "*n 2"]
 ) -> Float[np.ndarray, "*n 2"]:
-    """Where a pose puts places of the face (eq. nxycs, rows 1 and 2)."""
+    """Map places of the face to the scene (eq. nxycs, rows 1 and 2)."""
     t_x, t_y, c, s = np.moveaxis(pose, -1, 0)
     x, y = np.moveaxis(places, -1, 0)
     return np.stack([t_x + c * x + s * y, t_y + c * y - s * x], axis=-1)
 
 
 def _proposals(rng: np.random.Generator, num_faces: int) -> Iterator[Float[np.ndarray, "K 4"]]:
-    """Poses that fit their size only: at most a half, and so that K faces leave room."""
+    """Yield random poses with sizes of at most a half, so that K faces leave room."""
     largest = min(0.5, 1.0 / np.sqrt(num_faces))
     while True:
         scale = np.sort(rng.uniform(0.5 * largest, largest, num_faces))[::-1]
@@ -166,7 +166,7 @@ def _proposals(rng: np.random.Generator, num_faces: int) -> Iterator[Float[np.nd
 
 
 def _apart(rng: np.random.Generator, num_faces: int, shape: _Shape) -> Float[np.ndarray, "K 4"]:
-    """Faces inside the canvas that do not overlap, the largest placed first."""
+    """Poses of faces inside the canvas that do not overlap, the largest placed first."""
     for poses in _proposals(rng, num_faces):
         placed = 0
         for k in range(num_faces):
@@ -190,7 +190,7 @@ def _apart(rng: np.random.Generator, num_faces: int, shape: _Shape) -> Float[np.
 def _overlapping(
     rng: np.random.Generator, num_faces: int, shape: _Shape
 ) -> tuple[Float[np.ndarray, "K 4"], Bool[np.ndarray, "K 5"]]:
-    """Faces anywhere, a later one in front, and which of their parts can be seen."""
+    """Poses of faces anywhere, later ones in front, and which of their parts can be seen."""
     for poses in _proposals(rng, num_faces):
         seen = visible_parts(poses, shape)
         if not seen.all() and seen.any(axis=1).all():
@@ -199,7 +199,7 @@ def _overlapping(
 
 
 def visible_parts(poses: Float[np.ndarray, "K 4"], shape: _Shape) -> Bool[np.ndarray, "K 5"]:
-    """Which parts are neither behind a later face nor beyond the edge, by more than half."""
+    """Whether more than half of each part is neither behind a later face nor beyond the edge."""
     seen = np.zeros((len(poses), len(shape.parts)), bool)
     for k, pose in enumerate(poses):
         for t, places in enumerate(shape.parts):

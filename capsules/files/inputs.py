@@ -1,9 +1,9 @@
-"""Files that are read: ordinary ones, and the arrays of npz files.
+"""Input files: checks of ordinary files, and the arrays of npz files.
 
-Arrays are read some rows at a time: a file may be far larger than memory. Before any value is read,
-sizes are checked, then checksums: what unpacks to far more than the file
-is refused unread, a header has to say the size of what is there, every member is held against its
-checksum. Pickled objects are never opened.
+Arrays are read some rows at a time, because a file may be far larger than memory. Sizes and
+checksums are checked before any value is read: a file that unpacks to far more than its size is
+refused, headers must state the true size, and every member must match its checksum. Pickled objects
+are never opened.
 """
 
 import errno
@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from models.errors import InputError
 
 LONGEST_REASON = 300
-"""Characters of what a library says of a damaged file."""
+"""Largest number of characters of a library's message that is shown."""
 
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 100
 """Bytes that a file may unpack to, unless its compression ratio is below the limit."""
@@ -39,13 +39,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def check_ordinary(path: Path) -> None:
-    """Raise `OSError` for what is no file: a folder, a device or a pipe, which may have no end."""
+    """Raise `OSError` for a folder, a device or a pipe, which may have no end."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no ordinary file")
+        raise OSError(errno.EINVAL, "it is not an ordinary file")
 
 
 def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
-    """Refuse what is no ordinary file, or too large; `what` says what it should have been."""
+    """Raise an InputError if a file, which should be `what`, is not ordinary or is too large."""
     try:
         exists = path.exists()
         check_ordinary(path)
@@ -60,12 +60,12 @@ def check_input(path: Path, what: str, max_bytes: int | None = None) -> None:
 
 
 class Header(NamedTuple):
-    """What the header of an array says of it."""
+    """The header of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     begin: int
-    """Where its numbers begin."""
+    """The position at which its numbers begin."""
     column_major: bool
 
     @property
@@ -75,10 +75,10 @@ class Header(NamedTuple):
 
 
 class ArrayFile:
-    """An npz file that is open: the headers of its arrays, and their rows by number."""
+    """An open npz file: the headers of its arrays, and their rows by number."""
 
     def __init__(self, path: Path, what: str, wanted: str = SCENES) -> None:
-        """Open it; errors say `what` the file should be, "a scene file", and what to give."""
+        """Open a file; errors say `what` it should be, "a scene file", and what to give."""
         self.path, self.what, self.wanted = path, what, wanted
         self._streams: dict[str, IO[bytes]] = {}
         check_input(path, what)
@@ -120,13 +120,13 @@ class ArrayFile:
         return list(self._members)
 
     def digest(self) -> str:
-        """Of the whole file that is open: other contents, another digest."""
+        """A digest of the content of the file."""
         assert self._zip.fp is not None
         self._zip.fp.seek(0)
         return hashlib.file_digest(self._zip.fp, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def header(self, name: str) -> Header:
-        """The header of an array; refused if it is not plain numbers of the size that it says."""
+        """The header of an array; an InputError unless it has plain numbers of the stated size."""
         info = self._members[name]
         try:
             stream = self._stream(name)
@@ -148,7 +148,7 @@ class ArrayFile:
         return Header(shape, dtype, begin, column_major and len(shape) > 1)
 
     def rows(self, name: str, header: Header, start: int, stop: int) -> np.ndarray:
-        """Rows of an array; the others are passed over, and not kept in memory."""
+        """Rows of an array; the others are skipped and not kept in memory."""
         if header.column_major:
             return self._whole(name, header)[start:stop]
         shape = (stop - start, *header.shape[1:])
@@ -163,7 +163,7 @@ class ArrayFile:
         return self._read(name, header.begin, header.shape, header).reshape(header.shape)
 
     def _whole(self, name: str, header: Header) -> np.ndarray:
-        """An array that is stored column by column: only whole, so only if it is small."""
+        """An array that is stored column by column; it is read whole, so it must be small."""
         if math.prod(header.shape) * header.dtype.itemsize > 1 << 28:
             raise InputError(
                 f"{name} of {self.path} is large and stored column by column; write it with "
@@ -186,7 +186,7 @@ class ArrayFile:
         return np.frombuffer(content, header.dtype)
 
     def _state(self) -> tuple[int, int]:
-        """What changes when somebody writes to the file."""
+        """Time of the last change and size, which tell whether the file was written to."""
         assert self._zip.fp is not None
         state = os.fstat(self._zip.fp.fileno())
         return state.st_mtime_ns, state.st_size

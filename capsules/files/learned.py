@@ -1,4 +1,4 @@
-"""Files of learnt numbers, as `capsules learn` writes them, and rounds of it: plain arrays."""
+"""Files of `capsules learn`: learnt numbers, and unfinished rounds, as plain arrays."""
 
 import io
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from inference.learning.statistics import Statistics
 from models.errors import InputError
 
 ERROR, HISTORY = "error_", "history_"
-"""What the names of standard errors, and of values by round, begin with."""
+"""Prefixes of the names of standard errors, and of values by round."""
 
 
 def save_learned(path: Path, learned: Learned) -> None:
@@ -53,7 +53,7 @@ def load_learned(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def arrays_of(rounds: Rounds) -> dict[str, np.ndarray]:
-    """The rounds of a run that is under way, as arrays by name."""
+    """The rounds of an unfinished run, as arrays by name."""
     arrays = {name: getattr(rounds, name) for name in _BY_ROUND}
     for b, expected in enumerate(rounds.expected):
         for name in _OF_RUNS:
@@ -67,7 +67,7 @@ def arrays_of(rounds: Rounds) -> dict[str, np.ndarray]:
 
 
 def rounds_of(arrays: Mapping[str, np.ndarray]) -> Rounds:
-    """The rounds that `arrays_of` made arrays of."""
+    """The inverse of `arrays_of`."""
     count = 1 + max(int(name.split("/")[0]) for name in arrays if "/" in name)
 
     def under(prefix: str) -> dict[str, np.ndarray]:

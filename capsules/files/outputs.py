@@ -1,4 +1,4 @@
-"""Files that are written: whole or not at all."""
+"""Output files, written whole or not at all."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from models.errors import InputError
 
 
 def check_output(path: Path, *others: Path | None) -> None:
-    """Refuse a path that cannot be written, or is one of the other files of the same command."""
+    """Raise an InputError if a path cannot be written, or is another file of the same command."""
     try:
         if path.is_dir():
             raise OSError(errno.EISDIR, "it is a folder")
@@ -41,23 +41,23 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a process that was killed may have left of `whole_file`, and nothing else."""
+    """Remove only the files that a killed process may have left in `whole_file`."""
     for left in folder.glob(".*.part"):
         if left.name[1:-5].isdigit() and left.is_file():
             left.unlink(missing_ok=True)
 
 
 def _replace(path: Path, content: memoryview) -> None:
-    """Write a file under no name, so that a kill leaves nothing behind, then give it its name.
+    """Write a file without a name, so that a kill leaves nothing behind, then give it its name.
 
-    A name that is taken can only be replaced by another name, which is there for that moment.
+    An existing file can only be replaced by a file with a name, which exists for that moment only.
     """
     named = path.with_name(f".{os.getpid()}.part")
     try:
         try:
             descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE, 0o666)
             nameless = True
-        except (AttributeError, OSError):  # another system, or a network's file system
+        except (AttributeError, OSError):  # another system, or a network file system
             descriptor = os.open(named, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             nameless = False
         with open(descriptor, "wb") as file:

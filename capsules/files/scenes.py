@@ -23,10 +23,10 @@ from models.errors import InputError
 from models.scenes import Scene, check_scene, checked_arrays, join, make_scene
 
 MAX_BYTES, MAX_SCENE_BYTES = 1 << 29, 1 << 18
-"""Scenes that `load_scenes` reads at most, and a single scene: a few copies fit into 2 GiB."""
+"""Largest size of what `load_scenes` reads, and of one scene: a few copies fit into 2 GiB."""
 
 MAX_TEXT_BYTES = 1 << 26
-"""Size of a text file beyond which it cannot be one scene."""
+"""Largest size of a text file; a larger one cannot be one scene."""
 
 KINDS = {"points": "fiu", "present": "b", "object": "iu", "point_type": "iu"}
 """The arrays of a scene file, and the kinds of numbers that they may hold."""
@@ -35,7 +35,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)
 
 
 class SceneFile:
-    """A scene file that is open, to be read some scenes at a time; empty scenes count here."""
+    """An open scene file, read some scenes at a time; numbers of scenes count empty ones."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -62,16 +62,16 @@ class SceneFile:
 
     @property
     def scene_bytes(self) -> int:
-        """Memory that a scene takes."""
+        """Bytes of memory for one scene."""
         return 8 * sum(math.prod(header.shape[1:]) for header in self._headers.values())
 
     @functools.cached_property
     def digest(self) -> str:
-        """What tells this file from others."""
+        """A digest of the file's content."""
         return self._file.digest()
 
     def read(self, start: int, stop: int) -> Scene:
-        """Some scenes as they stand in the file; their points are not looked at yet."""
+        """Scenes as they are in the file; their points are not checked yet."""
         arrays = {
             name: self._file.rows(name, header, start, stop)
             for name, header in self._headers.items()
@@ -98,7 +98,7 @@ class SceneFile:
         return np.concatenate(found)
 
     def take(self, numbers: Int[np.ndarray, " scenes"]) -> Scene:
-        """The scenes with these numbers, ascending, checked."""
+        """The scenes with these ascending numbers, checked."""
         at_a_time = 2 * len(numbers)
         pieces = []
         while len(numbers):
@@ -174,7 +174,7 @@ def save_scenes(path: str | Path, scene: Scene) -> None:
 
 
 def stored_scene(path: Path, index: int) -> Scene:
-    """The non-empty scene of that number; the method that it is given to checks its points."""
+    """The non-empty scene with this number; its points are checked by the method."""
     with SceneFile(path) as file:
         numbers = file.occupied()
         if not 0 <= index < len(numbers):
@@ -186,9 +186,9 @@ def stored_scene(path: Path, index: int) -> Scene:
 
 
 def read_scene(path: Path, index: int, num_parts: int) -> Scene:
-    """A single scene, padded to the parts of the program.
+    """Read a single scene, padded to the parts of the program.
 
-    A CSV file has a point on each line, after a heading of names if it likes. A JSON file is a list
+    A CSV file has a point on each line, after an optional heading of names. A JSON file is a list
     of points, or an object with such a list under "points".
     """
     readers = {".csv": _from_csv, ".json": _from_json}
@@ -223,7 +223,7 @@ def _from_json(text: str) -> list[list[float]]:
     content = json.loads(text, object_pairs_hook=_distinct)
     points = content.get("points") if isinstance(content, dict) else content
     if not isinstance(points, list) or not all(isinstance(point, list) for point in points):
-        raise ValueError("it is no list of lists")
+        raise ValueError("it is not a list of lists")
     for x in (x for point in points for x in point):
         if type(x) not in (int, float):  # a bool is an int
             raise ValueError(f"{json.dumps(x)[:40]} is not a number")

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _change(entry: dict[str, Any], before: dict[str, Any] | None) -> str:
-    """How far the numbers are from those that were there."""
+    """In words, the largest change of a number from the old file."""
     if before is None:
         return ", new"
     largest = max(

@@ -1,8 +1,8 @@
 """The problems of the registry: which program, and how the points of the scene were made.
 
-A scene is made once, from a seed, and kept in the data file with six decimals: what is kept is the
-problem. The choice covers what makes inference hard or easy: few points and many, whole objects and
-missing parts, identical objects, sharp and blurred noise, objects on top of each other, clutter.
+A scene is made once, from a seed, and kept in the data file with six decimals; the kept scene is
+the problem. The choice covers what makes inference hard or easy: few and many points, whole objects
+and missing parts, identical objects, sharp and blurred noise, overlapping objects, clutter.
 """
 
 from typing import Any, NamedTuple
@@ -15,13 +15,13 @@ from capsules.reference.programs import parts_of
 POSES = np.array(
     [[0.5, 0.2, 0.4, 0.1], [-0.5, -0.3, 0.2, 0.3], [0.1, 0.6, -0.2, 0.25]],
 )
-"""Of the objects in order, under similarities."""
+"""Poses of the objects in order, under similarities."""
 
 CLOSE = np.array([[0.05, 0.0, 0.4, 0.1], [-0.05, 0.05, 0.3, 0.3], [0.0, 0.1, -0.2, 0.25]])
-"""On top of each other."""
+"""Poses of objects on top of each other."""
 
 LINEAR = np.array([[0.5, 0.2, 0.4, 0.1, 0.0, 0.3], [-0.5, -0.3, 0.2, -0.1, 0.2, 0.4]])
-"""Under affine maps."""
+"""Poses under affine maps."""
 
 
 class Definition(NamedTuple):
@@ -31,10 +31,10 @@ class Definition(NamedTuple):
     program: str
     arguments: dict[str, Any]
     noise: float
-    """Standard deviation of the noise that the points have."""
+    """Standard deviation of the noise of the points."""
     seed: int
     seen: tuple[int, ...] | None = None
-    """Parts that have a point; all by default."""
+    """Parts that are seen; all by default."""
     poses: Float[np.ndarray, "K p"] = POSES
     clutter: int = 0
     """Points that belong to no object, Normal(0, I)."""
@@ -144,7 +144,7 @@ DEFINITIONS: dict[str, Definition] = {
     "two-triangles-mixture": Definition(
         "Two triangles, five points.", "mixture", TRIANGLES | SHARP, 0.03, 21, (0, 1, 2, 3, 4)
     ),
-    # --- presence: which objects are there is unknown -------------------------------------------
+    # --- presence: it is unknown which objects are present --------------------------------------
     "two-triangles-presence": Definition(
         "Both are there, one vertex is missing.",
         "presence",
@@ -251,7 +251,7 @@ DEFINITIONS: dict[str, Definition] = {
 
 
 def make_scene(definition: Definition) -> dict[str, list[Any]]:
-    """The points of a problem, in random order, and their types where the program has any."""
+    """The points of a problem, in random order, and their types if the program has types."""
     rng = np.random.default_rng(definition.seed)
     arguments = definition.arguments
     parts = parts_of(tuple(arguments["objects"]), arguments.get("design", "similarity"))

@@ -48,7 +48,7 @@ def presence(
 ) -> Points:
     """presence_k ~ Bernoulli(1/2); parts of present objects are seen with probability `visibility`.
 
-    Where the parts have slots for clutter, each is in use with probability `clutter_prob`.
+    If the parts have slots for clutter, each is used with probability `clutter_prob`.
     """
     return presence_constellation(
         points,
@@ -68,7 +68,7 @@ def typed(
     parts: Parts,
     precision: float,
 ) -> Points:
-    """match ~ uniform over permutations in which points meet parts of their own type only.
+    """match ~ uniform over permutations that match points only with parts of their own type.
 
     The type of a part is its place in its template: the first, the second, ....
     """
@@ -123,11 +123,11 @@ def program_of(
     """A program with its templates and its numbers.
 
     Args:
-        name: of `PROGRAMS`.
-        objects: the shape of each object, of `models.SHAPES`.
-        design: how a pose moves parts, of `models.geometry.DESIGNS`.
+        name: a name in `PROGRAMS`.
+        objects: the shape of each object, a name in `models.SHAPES`.
+        design: the pose design, a name in `models.geometry.DESIGNS`.
         clutter: slots for points that belong to no object.
-        numbers: what else the program takes.
+        numbers: all other arguments of the program.
     """
     if name not in PROGRAMS:
         raise InputError(f"there is no program {name!r}; choose from {', '.join(PROGRAMS)}")

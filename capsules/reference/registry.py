@@ -25,7 +25,7 @@ DIGITS = 12
 """Significant digits of the numbers in the file."""
 
 NUM_PARTITIONS = 5
-"""Of the most probable partitions that are kept."""
+"""How many of the most probable partitions are kept."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Reference:
     """How the numbers were computed."""
     log_evidence: float
     log_evidence_error: float
-    """Standard error where it was sampled, 0 where it is exact."""
+    """Standard error if it was sampled, 0 if it is exact."""
     match_probs: Float[np.ndarray, "M N"]
     """Probability of each point being each part."""
     pose_mean: Float[np.ndarray, "K p"]
@@ -55,9 +55,9 @@ class Reference:
     partitions: list[tuple[Int[np.ndarray, " M"], float]]
     """The most probable groupings of the points, best first: labels, with K for clutter."""
     sites: dict[str, Any]
-    """Posterior means of the program's further sites; of discrete ones, that they are positive."""
+    """Posterior means of further sites; for discrete ones the probability of being positive."""
     command: str
-    """What computes it again."""
+    """The command that computes it again."""
 
 
 def names() -> list[str]:
@@ -121,7 +121,7 @@ def make_entry(name: str) -> dict[str, Any]:
 
 
 def posterior_of(result: Result) -> dict[str, Any]:
-    """What the file keeps of a result."""
+    """The numbers of a result that the file keeps."""
     present = np.asarray(result.scene.present)
     listed = result.partitions or []
     return {

@@ -55,7 +55,7 @@ class _DoublyStochastic(constraints._SingletonConstraint):
 
 
 class _LogWeights(constraints._SingletonConstraint):
-    """Matrices of log weights: any numbers but NaN and +inf; -inf is a weight of zero."""
+    """Matrices of log weights: any numbers except NaN and +inf; -inf is a weight of zero."""
 
     event_dim = 2
 
@@ -97,11 +97,12 @@ class DoublyStochasticTransform(ParameterFreeTransform):
         y: Float[Array, "*batch N N"],
         intermediates: None = None,
     ) -> Float[Array, "*batch"]:
-        """Of the free block of y: sum of all log r_ij minus log det(I - C'C), C = y less a column.
+        """Sum of all log r_ij minus log det(I - C'C), where C is y without its last column.
 
-        With E the map from the free block to the whole change of y, x = E' log y, so the inverse
-        has the Jacobian E' diag(1/y) E. Its determinant is that of the complementary form on the
-        2N - 1 sum constraints, a bipartite Laplacian, over the product of all entries.
+        The Jacobian is that of the free (N-1) x (N-1) block of y. With E the map from a change of
+        that block to the change of y, x = E' log y, so the inverse has the Jacobian
+        E' diag(1/y) E. Its determinant is that of the complementary form on the 2N - 1 sum
+        constraints, a bipartite Laplacian, divided by the product of all entries.
         """
         columns = y[..., :, :-1]
         size = columns.shape[-1]
@@ -130,7 +131,7 @@ def all_injection_matrices(rows: int, columns: int) -> Float[np.ndarray, "count 
 
 
 def _concrete(x: Float[AnyArray, "*batch M N"]) -> Float[AnyArray, "*batch M N"]:
-    """Numbers that are known as a numpy array, so that a check of them compiles nothing."""
+    """Convert a concrete array to numpy, so that checking it compiles nothing."""
     return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 

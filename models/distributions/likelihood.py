@@ -21,7 +21,7 @@ from models.numerics.permanent import log_cofactors, log_permanent
 from models.templates import Parts
 
 Noise = Callable[[Float[Array, "*shape"], Float[Array, "*shape"]], Distribution]
-"""From location and scale, the distribution of each feature."""
+"""Returns the distribution of each feature, given location and scale."""
 
 
 class MatchedParts(Distribution):
@@ -29,27 +29,26 @@ class MatchedParts(Distribution):
 
         p(X | Y, Z) = prod_mn Normal(x_m | F_n y + m_n, D_n / (lambda beta))^z_mn
 
-    `pair_log_likelihood` is the one place that says how well a point fits a part. All else is made
-    of that table, here and where the match is summed out, so a subclass that overrides it changes
-    everything at once.
+    All densities, here and with the match summed out, are computed from the table
+    `pair_log_likelihood`, so a subclass that overrides it changes all of them.
 
     `log_prob` is linear in the match, so at a doubly stochastic matrix of match probabilities it is
     the expected log likelihood over matches. Features that a part does not have, or that were not
-    seen, count for nothing.
+    seen, are ignored.
 
     Args:
         match: (..., N, N), a permutation matrix, an assignment of points to parts, or their mean.
         pose: (..., K, p), the pose of each object.
         parts: the parts of all objects; each has its own noise variance.
-        precision: divides every variance, but not that of clutter. A site of a program may stand
-            here (unknown noise).
-        beta: divides them too: the paper's annealing parameter.
+        precision: divides every variance except that of clutter. May be the value of a site
+            (unknown noise).
+        beta: the paper's annealing parameter; divides the same variances.
         present: which rows are points and which are dummies, (..., N), or which features of which
             rows were seen, (..., N, d). All of them by default.
         noise: a function of location and scale that returns the NumPyro distribution of each
             feature: `dist.Normal`, `dist.Laplace`, `functools.partial(dist.StudentT, 3.0)`. Clutter
-            is distributed so too, with its own location and scale. The closed-form methods require
-            the Normal; nuts and automatic guides take any.
+            has it too, with its own location and scale. The closed-form methods require the Normal;
+            nuts and automatic guides take any.
     """
 
     support = constraints.real_matrix
@@ -98,7 +97,7 @@ class MatchedParts(Distribution):
 
     @property
     def noise_variance(self) -> Float[Array, "*batch parts features"]:
-        """D / (precision beta), the squared scale of the noise; that of clutter is its own."""
+        """D / (precision beta), the squared scale of the noise; clutter keeps its own variance."""
         return self.parts.variance_at(self.precision * self.beta)
 
     def pair_log_likelihood(
@@ -107,7 +106,7 @@ class MatchedParts(Distribution):
         """Log density of each point as each part; zero in dummy rows (eq. log_rho_dummy)."""
         predicted = self.parts.predict(self.pose)[..., None, :, :]
         scale = jnp.sqrt(self.noise_variance)[..., None, :, :]
-        values = jnp.where(self.seen, points, 0.0)[..., :, None, :]  # unseen, it may be anything
+        values = jnp.where(self.seen, points, 0.0)[..., :, None, :]  # unseen values may be NaN
         log_density = self._features(predicted, scale).log_prob(values)
         counted = self.seen[..., :, None, :] & self.parts.feature_mask
         return jnp.where(counted, log_density, 0.0).sum(axis=-1)
@@ -118,12 +117,12 @@ class MatchedParts(Distribution):
 
     @property
     def mean(self) -> Float[Array, "*batch N d"]:
-        """Where the points are expected; zero where nothing is seen, NaN if the noise has none."""
+        """Expected points; zero where nothing is seen, NaN if the noise has no mean."""
         return self._at_points(self._of_parts.mean)
 
     @property
     def variance(self) -> Float[Array, "*batch N d"]:
-        """Around the mean, for a match of zeros and ones; NaN if the noise has none."""
+        """Variance of the points, for a match of zeros and ones; NaN if the noise has none."""
         return self._at_points(self._of_parts.variance)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N d"]:
@@ -136,7 +135,7 @@ class MatchedParts(Distribution):
         return jnp.where(variance > 0, draws, 0.0)
 
     def given(self, match: Float[Array, "*more N N"]) -> Self:
-        """The same likelihood given another match."""
+        """This likelihood with another match."""
         other = copy.copy(self)
         other.match = match
         other._batch_shape = jnp.broadcast_shapes(self.batch_shape, jnp.shape(match)[:-2])
@@ -144,7 +143,7 @@ class MatchedParts(Distribution):
 
     @property
     def _of_parts(self) -> Distribution:
-        """Of each part, (..., parts, features)."""
+        """The distribution of a point at each part, (..., parts, features)."""
         return self._features(self.parts.predict(self.pose), jnp.sqrt(self.noise_variance))
 
     def _features(
@@ -161,7 +160,7 @@ class MatchedParts(Distribution):
         return noise
 
     def _at_points(self, of_parts: Float[Array, "*batch parts d"]) -> Float[Array, "*batch N d"]:
-        """What each point has of its part, zero where nothing is seen."""
+        """Values of parts, (parts, d), for the points matched with them; zero where unseen."""
         owned = jnp.where(self.parts.feature_mask, of_parts, 0.0)
         return jnp.where(self.seen, self.match @ owned, 0.0)
 
@@ -171,12 +170,12 @@ class MarginalParts(Distribution):
 
         p(X | Y) = sum_Z p(Z) p(X | Y, Z)
 
-    For a prior over permutations it is a ratio of permanents, for a mixture a sum for each point.
+    For a prior over permutations this is a ratio of permanents, for a mixture a product over points
+    of sums over parts.
 
     Args:
         match_prior: a match distribution of `models.distributions.match`.
-        matched: the likelihood given the match, whose table of pairs is summed over. Its own match
-            is not used.
+        matched: the likelihood given the match; its own match is not used.
     """
 
     support = constraints.real_matrix
@@ -197,7 +196,7 @@ class MarginalParts(Distribution):
     def match_posterior(
         self, points: Float[Array, "*batch N d"]
     ) -> PermutationMatch | MixtureMatch:
-        """p(Z | X, Y), from which match draws are recovered exactly."""
+        """p(Z | X, Y), from which exact match draws are recovered."""
         return self.match_prior.tilt(self.matched.pair_log_likelihood(points))
 
     @validate_sample
@@ -207,10 +206,10 @@ class MarginalParts(Distribution):
     def log_prob_given_others(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch N"]:
         """log p(x_m | all other points, pose) for each point m; zero in dummy rows.
 
-        Under a prior over permutations the points depend on each other even given the poses: a part
-        that one of them is, no other can be. So there is no p(x_m | pose) whose product is the
-        likelihood. What leave-one-out cross-validation needs is the ratio of the likelihood to that
-        of the scene with row m a dummy, and the permanent below it has one row changed.
+        Under a prior over permutations the points are dependent even given the poses, because no
+        two can be the same part; the likelihood is not a product of p(x_m | pose). Leave-one-out
+        cross-validation needs the ratio of the likelihood to that of the scene with row m a dummy,
+        whose permanent differs in one row.
         """
         posterior = self.match_posterior(value)
         if isinstance(posterior, MixtureMatch):
@@ -229,21 +228,21 @@ class MarginalParts(Distribution):
 def seen_features(
     present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"], event_shape: tuple[int, ...]
 ) -> Bool[Array, "*batch N d"]:
-    """Read a mask over rows as one over all features of those rows.
+    """Expand a mask over rows, (..., N), to one over their features, (..., N, d).
 
-    A mask (..., N) and a mask (..., N, d) are told apart by their last axis, which can only be
-    ambiguous when N = d; then a mask with a single axis is one over rows.
+    A mask (..., N, d) is returned unchanged. The last axis tells the two apart. It is ambiguous
+    only when N = d; then a mask with a single axis is one over rows.
     """
     num_rows, num_features = event_shape
     shape = jnp.shape(present)
     numpy: Any = jnp
-    if not isinstance(present, jax.core.Tracer):  # numpy has nothing to compile
+    if not isinstance(present, jax.core.Tracer):  # numpy compiles nothing
         numpy, present = np, np.asarray(present)
     if len(shape) >= 2 and shape[-2:] == (num_rows, num_features):
         return jnp.asarray(present)
     if shape[-1:] == (num_rows,):
         return jnp.asarray(numpy.broadcast_to(present[..., None], (*shape, num_features)))
-    rows = f": {shape[0]} rows but the program {num_rows} parts" if len(shape) == 1 else ""
+    rows = f": {shape[0]} rows but the program has {num_rows} parts" if len(shape) == 1 else ""
     raise InputError(
         f"present must say which of the {num_rows} rows are points, shape (..., {num_rows}), or "
         f"which of their features were seen, (..., {num_rows}, {num_features}), got {shape}{rows}; "

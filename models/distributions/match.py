@@ -8,10 +8,10 @@ part. Three families, all with batch shapes:
   of fewer rows; exact up to 20 rows,
 - `MixtureMatch(logits)`, each point independent of the others (eq. p_Z).
 
-None of them says `has_enumerate_support`: NumPyro's automatic enumeration puts the *numbers* of the
-values in their place, which would be silently wrong for a matrix. `enumerate_support` lists them.
+None of them sets `has_enumerate_support`: NumPyro's automatic enumeration replaces values by their
+*indices*, which would be silently wrong for matrices. `enumerate_support` lists the matches.
 
-All three are exponential families in the match, so a likelihood sum_mn z_mn C_mn keeps the
+All three are exponential families in the match, so a log likelihood sum_mn z_mn C_mn keeps the
 posterior of the match in the family: `tilt(C)` is that posterior, and
 
     log p(points | pose) = tilt(C).log_normalizer - log_normalizer.
@@ -43,7 +43,7 @@ from models.numerics.bethe import bethe_marginals, fill, log_bethe_permanent
 from models.numerics.permanent import injection_marginals, log_permanent, sample_injection
 
 MAX_ENUMERATED = 50_000
-"""Matches that `enumerate_support` lists at most."""
+"""The largest number of matches that `enumerate_support` lists."""
 
 
 class _Match(Distribution):
@@ -100,7 +100,7 @@ class _Match(Distribution):
 
 
 class _ExpandedMatch(ExpandedDistribution):
-    """Copies of a match distribution; NumPyro's own lists the support of scalars only."""
+    """An expanded match distribution; NumPyro's own enumerates only scalars."""
 
     def expand(self, batch_shape: tuple[int, ...]) -> Distribution:
         return _ExpandedMatch(self, tuple(batch_shape))
@@ -118,11 +118,11 @@ class DoublyStochasticMatch(_Match):
 
         p_DS(Z) = prod_mn a_mn^z_mn,    E[Z] = A
 
-    The paper characterises it by its mean and this product, and the two need care. `log_prob`,
-    `entropy` and the KL to another one read the product as it is printed: normalised if the rows
-    are taken as independent, with mean A, but over permutation matrices it sums to perm(A), not one
-    (N!/N^N for the uniform A). Where the match is summed out (`log_normalizer`, `tilt`) the support
-    is the permutation matrices and the sum perm(A) is divided by. `sample` returns permutation
+    The paper gives this product and this mean, which agree only for independent rows. `log_prob`,
+    `entropy` and the KL to another one use the product as printed: with independent rows it is
+    normalised and has mean A, but over permutation matrices it sums to perm(A), not one (N!/N^N for
+    the uniform A). Where the match is summed out (`log_normalizer`, `tilt`), the support is the
+    permutation matrices and the product is divided by perm(A). `sample` returns permutation
     matrices with mean exactly A, by a randomised Birkhoff-von Neumann decomposition; for the
     uniform A every permutation is equally likely.
 
@@ -170,11 +170,11 @@ class DoublyStochasticMatch(_Match):
         return self.probs
 
     def entropy(self) -> Float[Array, "*batch"]:
-        """Of independent rows: -sum a log a."""
+        """-sum a log a, the entropy of independent rows."""
         return -weighted_sum(self.probs, self.log_weights)
 
     def tilt(self, log_likelihood: Float[Array, "*batch N N"]) -> "PermutationMatch":
-        """The posterior of the match under a likelihood sum_mn z_mn C_mn."""
+        """The posterior of the match under a log likelihood sum_mn z_mn C_mn."""
         return PermutationMatch(self.log_weights + log_likelihood)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N N"]:
@@ -186,13 +186,14 @@ class PermutationMatch(_Match):
 
         p(Z) = exp(sum_mn z_mn theta_mn) / perm(exp(theta))
 
-    Every row has a column of its own, and columns may stay free where there are more of them. The
-    normaliser is a permanent, by dynamic programming over the 2^M subsets of rows; the mean is its
-    gradient; draws walk the same tables back. That is exact, for up to 20 rows.
+    Every row has a column of its own; if there are more columns than rows, some stay free. The
+    normaliser is a permanent, computed by dynamic programming over the 2^M subsets of rows. The
+    mean is the gradient of its log, and draws walk back through the same tables. All of this is
+    exact, for up to 20 rows.
 
     With `normalizer="bethe"` there may be any number of rows. The normaliser is then the Bethe
-    permanent, a lower bound, so that `log_prob` is an upper bound on the true one; the mean has the
-    marginals of belief propagation, and draws are matches with that mean, but not with the joint
+    permanent, a lower bound, so `log_prob` is an upper bound on the true one. The mean has the
+    marginals of belief propagation, and draws are matches with that mean, but not from the joint
     distribution. The mode is exact with either.
 
     Args:
@@ -236,7 +237,7 @@ class PermutationMatch(_Match):
         return marginals(jnp.asarray(self.logits))
 
     def tilt(self, log_likelihood: Float[Array, "*batch M N"]) -> "PermutationMatch":
-        """The posterior of the match under a likelihood sum_mn z_mn C_mn."""
+        """The posterior of the match under a log likelihood sum_mn z_mn C_mn."""
         return PermutationMatch(self.logits + log_likelihood, normalizer=self.normalizer)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape M N"]:
@@ -248,11 +249,11 @@ class PermutationMatch(_Match):
 
 
 class MixtureMatch(_Match):
-    """Every point has its part independently of the others (eq. p_Z).
+    """A mixture, in which every point has its part independently of the others (eq. p_Z).
 
         p(Z) = prod_m Categorical(z_m | softmax(theta_m))
 
-    Two points may share a part; dummy rows stay at the prior and mean nothing.
+    Two points may share a part. Dummy rows stay at the prior and have no meaning.
 
     Args:
         logits: theta, (..., points, parts), normalised or not.
@@ -283,11 +284,11 @@ class MixtureMatch(_Match):
 
     @property
     def mode(self) -> Float[Array, "*batch M N"]:
-        """The best part of each point by itself."""
+        """The most probable part of each point."""
         return _one_hot(jnp.argmax(self.logits, axis=-1), self.event_shape[-1])
 
     def tilt(self, log_likelihood: Float[Array, "*batch M N"]) -> "MixtureMatch":
-        """The posterior of the match under a likelihood sum_mn z_mn C_mn."""
+        """The posterior of the match under a log likelihood sum_mn z_mn C_mn."""
         return MixtureMatch(self.logits + log_likelihood)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape M N"]:
@@ -305,7 +306,7 @@ class MixtureMatch(_Match):
 def weighted_sum(
     match: Float[Array, "*batch M N"], weights: Float[Array, "*batch M N"]
 ) -> Float[Array, "*batch"]:
-    """sum_mn z_mn w_mn, where a zero of the match silences a weight of -inf."""
+    """sum_mn z_mn w_mn, where 0 times -inf is 0."""
     return jnp.where(match == 0, 0.0, match * jnp.where(match == 0, 0.0, weights)).sum(
         axis=(-2, -1)
     )
@@ -325,7 +326,7 @@ def _one_hot(columns: Int[Array, "*batch M"], size: int) -> Float[Array, "*batch
 def _draw_with_mean(
     key: Array, probs: Float[Array, "*batch N N"], sample_shape: tuple[int, ...]
 ) -> Float[Array, "*shape N N"]:
-    """Permutation matrices with a given mean."""
+    """Draw permutation matrices with a given mean."""
     shape = (*sample_shape, *probs.shape)
     every = jnp.broadcast_to(probs, shape).reshape(-1, *shape[-2:])
     columns = jax.vmap(birkhoff_draw)(jax.random.split(key, len(every)), every)
@@ -351,7 +352,7 @@ def _refuse_long_list(count: int, what: str) -> None:
 
 
 def _kl_to_rows(q: _Match, p: DoublyStochasticMatch | MixtureMatch) -> Float[Array, "*batch"]:
-    """KL to independent rows; for two of them it is sum r log(r / a) (eq. KL_Z)."""
+    """KL to independent rows: sum r log(r / a) if both have independent rows (eq. KL_Z)."""
     log_p = p.log_weights if isinstance(p, DoublyStochasticMatch) else jax.nn.log_softmax(p.logits)
     return -q.entropy() - weighted_sum(q.mean, log_p)
 
@@ -359,9 +360,10 @@ def _kl_to_rows(q: _Match, p: DoublyStochasticMatch | MixtureMatch) -> Float[Arr
 def _kl_bound(q: DoublyStochasticMatch, p: PermutationMatch) -> Float[Array, "*batch"]:
     """The term that makes the paper's ELBO a lower bound under any prior over permutations.
 
-    Not a KL in the strict sense: R does not say how its permutations are drawn. Van der Waerden's
-    inequality gives log perm(B) >= log(N!/N^N) + max_R sum r log b - sum r log r over doubly
-    stochastic R, so this term takes log(N!/N^N) off. For a uniform prior it is eq. KL_Z exactly.
+    It is not a KL divergence: R alone does not determine a distribution over permutations. Van der
+    Waerden's inequality gives log perm(B) >= log(N!/N^N) + max_R sum r log b - sum r log r over
+    doubly stochastic R, so this term subtracts log(N!/N^N). For a uniform prior it is exactly
+    eq. KL_Z.
     """
     size = q.event_shape[-1]
     van_der_waerden = gammaln(size + 1) - size * math.log(size)
@@ -377,7 +379,7 @@ def _kl_same_family(q: _Match, p: _Match) -> Float[Array, "*batch"]:
 def _no_kl(q: MixtureMatch, p: PermutationMatch) -> Float[Array, "*batch"]:
     raise InputError(
         "the KL divergence of a MixtureMatch from a PermutationMatch is infinite: under a mixture "
-        "two rows may have one column, which a permutation forbids; use a MixtureMatch for both, "
+        "two rows may share a column, which a permutation forbids; use a MixtureMatch for both, "
         "or a DoublyStochasticMatch for the first"
     )
 

@@ -1,6 +1,6 @@
-"""Parameters of match priors: by type, and by which objects are present.
+"""Match priors that depend on part types, or on which objects are present.
 
-Compiled whole: operation by operation, each would be compiled once for every number of scenes.
+Each function is jitted as a whole; single operations would be compiled for every number of scenes.
 """
 
 import functools
@@ -20,16 +20,16 @@ from models.numerics.arrays import AnyArray
 def typed_probs(
     point_type: Int[Array, " N"], present: Bool[Array, " N"], part_type: Int[Array, " N"]
 ) -> Float[Array, "N N"]:
-    """A prior under which points only meet parts of their own type, all of them equally.
+    """Match probabilities under which points match only parts of their own type, all equally.
 
-    A point of a type that has K parts meets each with 1/K. Dummy rows share out what the points
-    leave: they are alike, so each takes the same share of a column.
+    A point whose type has K parts matches each with probability 1/K. Dummy rows share what is left
+    of each column equally.
     """
     same = (point_type[:, None] == part_type) & present[:, None]
     parts_of_type = (part_type[:, None] == part_type).sum(axis=0)
     points = same / parts_of_type
     num_dummies = jnp.maximum((~present).sum(), 1)
-    # Counted in whole numbers: nothing is left of a full column, not even a rounding error.
+    # Counted in integers, so that exactly nothing is left of a full column.
     dummy = (parts_of_type - same.sum(axis=0)) / (parts_of_type * num_dummies)
     return jnp.where(present[:, None], points, dummy)
 
@@ -45,10 +45,10 @@ def presence_logits(
     """Log weights of a match prior under which points are parts of present objects, or clutter.
 
     A part of a present object is seen with probability `visibility`, and a slot for clutter is used
-    with probability `clutter_prob`; the dummy rows have the parts that are not seen, all those of
-    absent objects, and the slots that are not used.
+    with probability `clutter_prob`. Dummy rows take the unseen parts, all parts of absent objects,
+    and the unused slots.
     """
-    here = jnp.append(jnp.asarray(presence, bool), True)[owner]  # the background always is
+    here = jnp.append(jnp.asarray(presence, bool), True)[owner]  # the background is always present
     prob = jnp.append(jnp.full(len(presence), visibility), clutter_prob)[owner]
     seen = jnp.where(here, jnp.log(prob), -jnp.inf)
     unseen = jnp.where(here, jnp.log1p(-prob), 0.0)
@@ -61,7 +61,7 @@ def point_count(
     owner: Int[AnyArray, " N"],
     clutter_prob: ArrayLike = 0.5,
 ) -> Distribution:
-    """How many points a scene has: parts of present objects that are seen, and slots in use.
+    """Distribution of the number of points: seen parts of present objects, and used slots.
 
         Binomial(parts of present objects, visibility) + Binomial(slots, clutter_prob)
 
@@ -73,7 +73,7 @@ def point_count(
         return seen
     used = Binomial(slots, clutter_prob)
     logits = _sum_logits(seen.total_count, seen.probs, used.probs, slots, len(owner))
-    # NumPyro's check of logits refuses counts that are impossible.
+    # NumPyro's validation rejects the logits of impossible counts, -inf.
     return CategoricalLogits(logits, validate_args=False)
 
 
@@ -101,7 +101,7 @@ def _sum_logits(
     log_prob = jnp.where(possible, log_prob, -jnp.inf) + Binomial(slots, clutter_prob).log_prob(
         used
     )
-    # A count that is impossible has log probability -inf, of which there must be no slope.
+    # An impossible count has log probability -inf, whose gradient must not become NaN.
     some = possible.any(axis=1)
     logits = logsumexp(jnp.where(some[:, None], log_prob, 0.0), axis=1)
     return jnp.where(some, logits, -jnp.inf)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def best_assignment(scores: Float[Array, "*batch M N"]) -> Int[Array, "*batch M"]:
-    """The column of each row in the match of the highest total score; there are M <= N rows."""
+    """The column of each of M <= N rows in the match with the highest total score."""
     import optax  # not needed for a first answer, and slow to import
 
     finite = jnp.isfinite(scores)
@@ -26,9 +26,9 @@ def best_assignment(scores: Float[Array, "*batch M N"]) -> Int[Array, "*batch M"
 def birkhoff_draw(key: Array, probs: Float[Array, "N N"]) -> Int[Array, " N"]:
     """A permutation (the column of each row) drawn with mean `probs`.
 
-    The decomposition A = sum_i w_i P_i takes one permutation after another from what is left of A,
-    each by an assignment whose scores are perturbed at random, and stops at the one in which the
-    running weight passes a uniform number. Whatever the perturbation, the mean is A.
+    The decomposition A = sum_i w_i P_i subtracts one permutation after another from A, each found
+    by an assignment with randomly perturbed scores. The draw is the P_i at which the cumulative
+    weight passes a uniform number. The mean is A for any perturbation.
     """
     size = len(probs)
     rows = jnp.arange(size)
@@ -36,7 +36,7 @@ def birkhoff_draw(key: Array, probs: Float[Array, "N N"]) -> Int[Array, " N"]:
 
     def unfinished(state: tuple[Any, ...]) -> Bool[Array, ""]:
         _, _, threshold, _, step = state
-        return (threshold > 0) & (step < size * size)  # each step empties an entry at least
+        return (threshold > 0) & (step < size * size)  # each step empties an entry
 
     def take(state: tuple[Any, ...]) -> tuple[Any, ...]:
         key, left, threshold, _, step = state

@@ -1,14 +1,14 @@
 """The Bethe permanent: an approximation of the permanent, from below, for matrices of any size.
 
 Belief propagation on a match sends messages between rows, which have one column each, and columns,
-which have at most one row. With R the marginals that it ends in, b the weights and
-s_n = 1 - sum_m r_mn what a column has left,
+which have at most one row. With R the marginals at its fixed point, b the weights and
+s_n = 1 - sum_m r_mn the probability that column n is free,
 
     log perm(B) >= sum r log b - sum r log r + sum (1 - r) log(1 - r) - sum s log s.
 
 For a square matrix s is zero and this is Gurvits' inequality; for fewer rows than columns it is a
-theorem of Straszak and Vishnoi, as both kinds of factor have real stable polynomials. It is exact
-for one row, and where the likely pairs make no cycle. The cost of a pass is that of the matrix.
+theorem of Straszak and Vishnoi, as both kinds of factor have real stable polynomials. The bound is
+exact for one row, and where the likely pairs form no cycle. A pass costs O(M N).
 
 Matrix axes are first and a batch axis, if any, last.
 """
@@ -25,24 +25,24 @@ from models.numerics.linalg import total
 from models.numerics.sinkhorn import scale
 
 TOLERANCE = 1e-9
-"""Change of a message, and of a row sum from one, at which belief propagation has settled."""
+"""Largest change of a message, and deviation of a sum from one, that counts as converged."""
 
 _MAX_PASSES = 500
 _LOG_ZERO = -1e30  # forbidden entries: finite, so that no message becomes inf - inf
 
 
 class Settled(NamedTuple):
-    """Where belief propagation ended."""
+    """The result of belief propagation."""
 
     match_probs: Float[Array, "M N *batch"]
     messages: Float[Array, "M N *batch"]
     """From columns to rows, a warm start."""
     error: Float[Array, "*batch"]
-    """Zero-like where it has settled."""
+    """At most the tolerance where it has converged."""
 
 
 def log_bethe_permanent(log_weights: Float[Array, "*batch M N"]) -> Float[Array, "*batch"]:
-    """Log of the Bethe permanent of exp(log_weights), at most that of the permanent.
+    """Log of the Bethe permanent of exp(log_weights), a lower bound on the log permanent.
 
     Its gradient is `bethe_marginals`, as the marginals maximise the expression above. There is no
     second derivative.
@@ -52,7 +52,7 @@ def log_bethe_permanent(log_weights: Float[Array, "*batch M N"]) -> Float[Array,
 
 
 def bethe_marginals(log_weights: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
-    """Probability of each row having each column, as belief propagation has it."""
+    """Probability of each row having each column, by belief propagation."""
     _check_shape(log_weights.shape)
     return _solve(log_weights)[1]
 
@@ -62,7 +62,7 @@ def propagate(
     messages: Float[Array, "M N *batch"],
     tolerance: float = TOLERANCE,
 ) -> Settled:
-    """Pass damped messages until they settle, or 500 times."""
+    """Pass damped messages until they converge, at most 500 times."""
     log_weights = jnp.maximum(log_weights, _LOG_ZERO)
     possible = log_weights > 0.1 * _LOG_ZERO
     square = log_weights.shape[0] == log_weights.shape[1]
@@ -81,7 +81,7 @@ def propagate(
         if square:
             columns = jnp.abs(total(match_probs, axis=0) - 1.0).max(axis=0)
             error = jnp.maximum(error, columns)
-        # R may look like a permutation long before the messages know which one.
+        # R may have the right sums long before the messages have converged.
         moved = jnp.where(possible, jnp.abs(new - old) / (1.0 + jnp.abs(old)), 0.0)
         error = jnp.maximum(error, moved.max(axis=(0, 1)))
         damped = jnp.where(error <= tolerance, old, 0.5 * (old + new))
@@ -97,7 +97,7 @@ def propagate(
 
 
 def bethe_entropy(match_probs: Float[Array, "M N *batch"]) -> Float[Array, "*batch"]:
-    """-sum r log r + sum (1 - r) log(1 - r) - sum s log s, the last where a column may be free."""
+    """-sum r log r + sum (1 - r) log(1 - r) - sum s log s, the last only if columns may be free."""
     entropy = xlog1py(1.0 - match_probs, -match_probs) - xlogy(match_probs, match_probs)
     entropy = total(total(entropy, axis=0), axis=0)
     if match_probs.shape[0] == match_probs.shape[1]:
@@ -107,7 +107,7 @@ def bethe_entropy(match_probs: Float[Array, "M N *batch"]) -> Float[Array, "*bat
 
 
 def fill(match_probs: Float[Array, "M N *batch"]) -> Float[Array, "N N *batch"]:
-    """A square matrix of it: further rows share out what the columns have left."""
+    """Add rows until the matrix is square; they share what is left of each column equally."""
     rows, columns = match_probs.shape[:2]
     if rows == columns:
         return match_probs
@@ -120,7 +120,7 @@ def fill(match_probs: Float[Array, "M N *batch"]) -> Float[Array, "N N *batch"]:
 def _solve(
     log_weights: Float[Array, "*batch M N"],
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch M N"]]:
-    """The log Bethe permanent and the marginals; those that have not settled are made to sum."""
+    """The log Bethe permanent and the marginals, scaled to the right sums if not converged."""
     *batch, rows, columns = log_weights.shape
     weights = jnp.maximum(jnp.moveaxis(log_weights.reshape(-1, rows, columns), 0, -1), _LOG_ZERO)
     found = propagate(weights, jnp.zeros_like(weights))
@@ -156,8 +156,8 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 def _log_sum_of_others(values: Float[Array, "M N *batch"], axis: int) -> Array:
     """For each entry the log of the sum of exp of all *others* along the axis.
 
-    Taking an entry off the total cancels only for the largest, which is therefore left out of a sum
-    of its own.
+    Subtracting an entry from the total loses digits only for the largest, for which the others are
+    summed separately.
     """
     largest = values == values.max(axis=axis, keepdims=True)
     first = jnp.cumsum(largest, axis=axis) == 1

@@ -1,9 +1,9 @@
-"""Many devices and many processes: JAX's own sharding, and nothing to say to each other.
+"""Batches on several devices, by JAX's sharding and without communication.
 
-Scenes do not depend on each other, so a batch is cut along its scene axis by `shard_map`, and every
-device goes through the same compiled code on its own piece, loops with their own ends included: no
-collective is in it. (Threads with a device each would not do: NumPyro's stack of handlers, which a
-program is read with, is one for all threads.)
+Scenes are independent, so `shard_map` cuts a batch along its scene axis, and every device runs the
+same compiled code on its own piece. There are no collectives, so a loop may end at a different time
+on each device. (One thread for each device would not work: all threads share NumPyro's stack of
+handlers, by which programs are read.)
 """
 
 import functools
@@ -20,11 +20,11 @@ from models.errors import InputError
 AXIS = "scenes"
 
 QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
-"""Options of XLA under which compilation takes half the time, and what is compiled is as fast."""
+"""XLA options that halve the compilation time; the compiled code is as fast."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """`jax.jit` with options that compile quickly, but for those that XLA_FLAGS sets."""
+    """`jax.jit` with options that compile quickly, except those that XLA_FLAGS sets."""
     flags = os.environ.get("XLA_FLAGS", "")
     options = {name: value for name, value in QUICKLY.items() if name not in flags}
     return jax.jit(function, compiler_options=options)
@@ -36,8 +36,8 @@ def mesh_of(devices: int) -> Mesh | None:
     there = jax.local_devices()
     if not 1 <= devices <= len(there):
         raise InputError(
-            f"wanted {devices} devices, but JAX has {len(there)} here ({there[0].platform}); give "
-            "1 to that number, or make more of a processor's cores into devices with "
+            f"the number of devices must be 1 to {len(there)}, as many as JAX has here "
+            f"({there[0].platform}), got {devices}; to use more cores of a processor, set "
             "XLA_FLAGS=--xla_force_host_platform_device_count=2"
         )
     return None if devices == 1 else Mesh(np.array(there[:devices]), (AXIS,))
@@ -46,12 +46,12 @@ def mesh_of(devices: int) -> Mesh | None:
 def sharded(
     function: Callable[..., Any], mesh: Mesh | None, axis: int = -1, out_axis: int = -1
 ) -> Callable[..., Any]:
-    """Compile a function of batches so that each device does its piece of them.
+    """Compile a function of batches so that each device computes a piece of them.
 
     Args:
-        axis: the axis of scenes in all arguments; where it is of length one, all scenes have the
-            same, and every device gets it whole.
-        out_axis: the axis of scenes in what is returned.
+        axis: the scene axis of all arguments. An argument of length one there is shared by all
+            scenes, and every device gets all of it.
+        out_axis: the scene axis of the results.
     """
     if mesh is None:
         return compiled(function)

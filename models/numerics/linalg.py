@@ -1,10 +1,10 @@
 """Small dense linear algebra with the matrix axes first and any number of batch axes last.
 
 Batches of thousands of 4 x 4 and 11 x 11 systems are the inner loop of the variational methods.
-LAPACK takes them one by one, and XLA's calls to it on the CPU have been seen to wait for each other
-for ever. Eliminating all matrices of the batch at once, with the batch along the last, contiguous
-axis, is several times faster and has no such calls. Only symmetric positive definite matrices come
-up, so no pivoting is needed.
+LAPACK takes them one by one, and XLA's calls to it on the CPU have been seen to deadlock.
+Eliminating all matrices of the batch at once, with the batch along the last, contiguous axis, is
+several times faster and has no such calls. All matrices are symmetric positive definite, so no
+pivoting is needed.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 _UNROLLED = 32
 
 _ROUNDING = 64 * 2.0**-52
-"""Added to the diagonal of a covariance, relative to it: a little more than rounding can take."""
+"""Relative increase of a covariance's diagonal, a little more than the rounding error."""
 
 
 def total(values: Float[Array, "*shape"], axis: int) -> Float[Array, "*rest"]:
@@ -36,10 +36,10 @@ def largest(values: Float[Array, "*shape"], axis: int) -> Float[Array, "*rest"]:
 
 
 def loop_total(term: Callable[[Any], Any], count: int) -> Any:
-    """The sum of term(0), term(1), ..., arrays or tuples of them, one after another in a loop.
+    """The sum of term(0), term(1), ..., arrays or tuples of them, computed in a loop.
 
-    For sums that others are made of, or that are made of others: XLA fuses slices that are added,
-    and then computes a sum again for each use of it. What a loop takes and gives is computed once.
+    Use it for nested sums: XLA fuses slices that are added, and computes the sum again for each use
+    of it. The inputs and outputs of a loop are computed once.
     """
     return jax.lax.fori_loop(
         1, count, lambda i, sums: jax.tree.map(jnp.add, sums, term(i)), term(0)
@@ -65,10 +65,10 @@ def inverse_and_log_det(
     """Inverse and log determinant of a positive definite matrix, by forward elimination.
 
     With U the inverse of the unit triangular factor and d the pivots, the inverse is
-    sum_i U_i' U_i / d_i. As a sum of squares it is positive definite where the matrix is nearly
-    singular, too, which the result of Gauss-Jordan sweeps is not.
+    sum_i U_i' U_i / d_i. As a sum of squares it is positive definite even if the matrix is nearly
+    singular, unlike the result of Gauss-Jordan sweeps.
 
-    A loop and not unrolled: XLA would fuse the steps and compute what goes in over and over.
+    It is a loop because XLA would fuse unrolled steps and compute their inputs over and over.
     """
     numbers = jnp.arange(len(matrix)).reshape(-1, *(1,) * (matrix.ndim - 2))
 
@@ -103,7 +103,7 @@ def solve(
 ) -> Float[Array, "n *batch"]:
     """Solve for one right-hand side with a positive definite matrix, by elimination.
 
-    A loop and not unrolled: a third slower to run, and several times faster to compile.
+    The loop runs a third slower than unrolled steps and compiles several times faster.
     """
     system = jnp.concatenate([matrix, right[:, None]], axis=1)
 
@@ -116,9 +116,9 @@ def solve(
 
 
 class Conditioning(NamedTuple):
-    """What observing some numbers does to a Normal vector, whatever the numbers are.
+    """The effect of noisy linear observations on a Normal vector, for any observed numbers.
 
-    The rows are observed one after another. `gain` and `deviation` hold given the rows before.
+    The rows are observed one after another. `gain` and `deviation` are given the rows before.
     """
 
     design: Float[Array, "rows p *batch"]
@@ -140,8 +140,8 @@ def condition(
         s = 1 + f' f,    gain = C f / s,    C <- C (I - f f' / (s + sqrt(s))),
 
     and the number has variance s before it is observed. Everything is a sum of squares or relative
-    to C, so the relative error is about the machine epsilon times sqrt(s). An inverse of the
-    precision matrix has the epsilon times s.
+    to C, so the relative error is about the machine epsilon times sqrt(s). Inverting the precision
+    matrix would make it epsilon times s.
     """
 
     def observe(
@@ -163,10 +163,10 @@ def condition(
 def innovations(
     steps: Conditioning, observed: Float[Array, "rows *batch"], mean: Float[Array, "p *batch"]
 ) -> tuple[Float[Array, "rows *batch"], Float[Array, "p *batch"]]:
-    """How far each number is from its prediction, in standard deviations, and the mean after all.
+    """Standardised prediction errors z of the numbers, and the mean after all of them.
 
-    The log density of the numbers is -1/2 sum_i (z_i^2 + log(2 pi)) - sum_i log deviation_i, with z
-    the first value returned. Both values are linear in the numbers and the mean together.
+    The log density of the numbers is -1/2 sum_i (z_i^2 + log(2 pi)) - sum_i log deviation_i. Both
+    returned values are jointly linear in the numbers and the mean.
     """
 
     def observe(
@@ -188,10 +188,10 @@ def covariance_of(factor: Float[Array, "p p *batch"]) -> Float[Array, "p p *batc
 
 
 def rounded_up(covariance: Float[Array, "p p *batch"]) -> Float[Array, "p p *batch"]:
-    """A covariance made symmetric, with its variances raised by a few units in the last place.
+    """Symmetrise a covariance and raise its variances by a few units in the last place.
 
-    A sum of outer products that is nearly singular may be indefinite once it is rounded. Raised by
-    more than the rounding it has a Cholesky factor.
+    Rounding may make a nearly singular sum of outer products indefinite. Raised by more than the
+    rounding error, it has a Cholesky factor.
     """
     diagonal = jnp.eye(len(covariance)).reshape(
         *covariance.shape[:2], *(1,) * (covariance.ndim - 2)

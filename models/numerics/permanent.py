@@ -6,7 +6,7 @@ its own,
     perm(B) = sum over injections s of prod_m B[m, s(m)].
 
 With B the likelihood of point m under part n it is the sum over all matches. Columns are taken one
-after another; after n of them the state is the set S of rows that have found theirs:
+after another; after n of them the state is the set S of rows that are matched:
 
     f_n(S) = f_{n-1}(S) + sum_{m in S} f_{n-1}(S \\ m) B[m, n].
 
@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int
 from models.errors import InputError
 
 MAX_ROWS = 20
-"""Rows beyond which the 2^M subsets are refused."""
+"""The largest number of rows; beyond it there are too many subsets, 2^M."""
 
 _LOG_ZERO = -1e30  # stands for -inf inside the sums, so that gradients have no inf - inf
 
@@ -51,9 +51,9 @@ def injection_marginals(log_weights: Float[Array, "*batch M N"]) -> Float[Array,
 def log_cofactors(log_weights: Float[Array, "*batch N N"]) -> Float[Array, "*batch N N"]:
     """Log of the permanent without row m and column n, for every m and n of a square matrix.
 
-    Permanents are linear in each row, so perm(B) = sum_n B[m, n] cofactor[m, n], and any other row
-    can be put in the place of row m. Entry (m, n) of the marginals is B[m, n] cofactor[m, n] /
-    perm(B); cofactors, unlike marginals, do not vanish where B[m, n] does.
+    Permanents are linear in each row, so perm(B) = sum_n B[m, n] cofactor[m, n], and row m may be
+    replaced by any other. Entry (m, n) of the marginals is B[m, n] cofactor[m, n] / perm(B);
+    cofactors, unlike marginals, do not vanish where B[m, n] does.
     """
     _check_shape(log_weights.shape)
     if log_weights.shape[-1] != log_weights.shape[-2]:
@@ -67,7 +67,7 @@ def log_cofactors(log_weights: Float[Array, "*batch N N"]) -> Float[Array, "*bat
 def sample_injection(
     key: Array, log_weights: Float[Array, "*batch M N"], sample_shape: tuple[int, ...] = ()
 ) -> Int[Array, "*shape M"]:
-    """Draw, exactly, the column of each row with probability proportional to the weight."""
+    """Draw injections, the column of each row, exactly in proportion to their weights."""
     *batch, num_rows, num_columns = log_weights.shape
     _check_shape(log_weights.shape)
     flat = log_weights.reshape(-1, num_rows, num_columns)
@@ -77,7 +77,7 @@ def sample_injection(
 
 
 class _Subsets(NamedTuple):
-    """Subsets of M rows in order of size, so that the sets of equal size stand together."""
+    """Subsets of M rows in order of size, so that sets of equal size are contiguous."""
 
     bits: np.ndarray  # (2^M,) the subset as a bit mask
     position: np.ndarray  # (2^M,) where a bit mask stands in this order
@@ -121,7 +121,7 @@ def _forward(log_weights: Float[Array, "M N"]) -> list[Float[Array, " subsets"]]
     return tables
 
 
-@jax.jit  # in one piece even where the caller does not compile: there are thousands of small steps
+@jax.jit  # even if the caller does not compile: there are thousands of small steps
 @functools.partial(jnp.vectorize, signature="(m,n)->()")
 def _vectorised_log_permanent(log_weights: Float[Array, "M N"]) -> Float[Array, ""]:
     total = _forward(log_weights)[-1][-1]
@@ -134,7 +134,7 @@ _gradient = jax.jit(jax.grad(lambda weights: _vectorised_log_permanent(weights).
 @jax.jit
 @functools.partial(jnp.vectorize, signature="(n,n)->(n,n)")
 def _vectorised_log_cofactors(log_weights: Float[Array, "N N"]) -> Float[Array, "N N"]:
-    """Columns before n go to the rows S and those after it to the rest, all but row m."""
+    """Sum over sets S: columns before n match S, and those after it all other rows except m."""
     size = len(log_weights)
     subsets = _subsets(size)
     before, after = _forward(log_weights), _forward(log_weights[:, ::-1])
@@ -181,8 +181,8 @@ def _sample_one_matrix(keys: Array, log_weights: Float[Array, "M N"]) -> Int[Arr
 def _check_shape(shape: tuple[int, ...]) -> None:
     if len(shape) < 2 or shape[-2] > shape[-1]:
         raise InputError(
-            f"a permanent wants a matrix with at most as many rows as columns, got shape {shape}; "
-            "put the points in rows and the parts in columns"
+            "a permanent requires a matrix with at most as many rows as columns, got shape "
+            f"{shape}; put the points in rows and the parts in columns"
         )
     if shape[-2] > MAX_ROWS:
         raise InputError(

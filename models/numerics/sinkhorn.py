@@ -3,17 +3,17 @@
 Alternating normalisation of rows and columns (the paper's Algorithm SinkhornKnopp) converges, but
 can take millions of sweeps on the sharp matrices that a small noise variance makes: two points that
 both sit near one part, and far from the other, are enough. In the scenes of the paper two thirds
-of all scalings are still off by 1e-8 after 24 sweeps. So each iteration takes the best of a sweep
-and of a Newton step on the concave dual that sweeps climb too,
+of all scalings are still off by 1e-8 after 24 sweeps. So each iteration takes the better of a sweep
+and a Newton step on the concave dual, which sweeps ascend too,
 
     phi(g) = sum_j g_j - sum_i logsumexp_j(logits_ij + g_j),
 
 whose gradient is 1 - c, with c the column sums once the rows are normalised, and whose Hessian is
--(diag(c) - R'R). Such a step squares the error; on a dual that flattens out exponentially it only
-divides it by e, which is why a longer step along the same line is tried too. From the last step's
-potentials three or four iterations are the rule. What is too sharp for that is first scaled at a
-high temperature, logits / T, and T is halved down to one: matrices with 1e6 nats between their
-entries then take some ten iterations in all.
+-(diag(c) - R'R). A Newton step squares the error. Where the dual flattens out exponentially it only
+divides it by e, so a longer step along the same line is tried too. A warm start usually takes three
+or four iterations. From a cold start, sharp matrices are first scaled at a high temperature,
+logits / T, and T is halved down to one: matrices with 1e6 nats between their entries then take 20
+to 25 iterations in all.
 
 `scale` and `refine` take the matrix axes first and a batch axis, if any, last:
 `models.numerics.linalg`.
@@ -38,9 +38,10 @@ _MAX_ITERATIONS = 200  # for what is left; more than 30 have not been seen
 _PATIENCE = 40  # iterations from a warm start before starting cold
 _SMALL_BATCH = 64
 _SHARE = 8  # after the first iterations only the worst 1 in 8 of a batch is worked on
-_EASY_SPREAD = 8.0  # nats between entries that Newton takes from a cold start
-_SWEEPS, _LEAST = 10, -100.0  # nats below a row's largest entry: no scale of a column overflows
-_LONGEST_STEP = 30.0  # nats; a step from a nearly flat spot is not to be trusted further
+_EASY_SPREAD = 8.0  # nats between entries that Newton can scale from a cold start
+_SWEEPS = 10
+_LEAST = -100.0  # nats relative to a row's largest entry, so that no scale of a column overflows
+_LONGEST_STEP = 30.0  # nats; longer steps from a nearly flat spot are not reliable
 
 
 class Scaling(NamedTuple):
@@ -53,7 +54,7 @@ class Scaling(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Where the search for the potentials stands, at a temperature of 2^halvings."""
+    """State of the search for the potentials, at a temperature of 2^halvings."""
 
     potentials: Float[Array, "N B"]
     error: Float[Array, " B"]
@@ -83,10 +84,10 @@ def refine(
     potentials: Float[Array, "N *batch"],
     tolerance: float = TOLERANCE,
 ) -> Scaling:
-    """Scale from column potentials that are nearly right already (a warm start).
+    """Scale from a warm start, column potentials that are nearly right.
 
-    Some matrices of a batch take three iterations and some thirty: the first few are made for all,
-    the others for the worst eighth, and again for the worst eighth of what is then left.
+    Some matrices of a batch take three iterations and some thirty. So the first few iterations run
+    on the whole batch, and the others on the worst eighth, repeatedly until all have converged.
     """
     batched = jnp.maximum(logits, _LOG_ZERO).reshape(*logits.shape[:2], -1)
     warm = potentials.reshape(len(potentials), -1)
@@ -120,7 +121,7 @@ def refine(
 def swept(logits: Float[Array, "N N *batch"]) -> Float[Array, "N *batch"]:
     """Column potentials after ten sweeps: a start for `refine` at less than a Newton step's cost.
 
-    Of many matrices that are not very sharp, as the logits of a network, most are then nearly done.
+    Most matrices that are not very sharp, such as the logits of a network, have nearly converged.
     """
     weights = jnp.exp(jnp.maximum(logits - logits.max(axis=1, keepdims=True), _LEAST))
 
@@ -140,7 +141,7 @@ def _unflatten(state: Scaling, shape: tuple[int, ...]) -> Scaling:
 
 
 def _cold(logits: Float[Array, "N N B"]) -> Float[Array, " B"]:
-    """How often the temperature has to be halved from one at which the scaling is easy."""
+    """How often the temperature must be halved from one at which the scaling is easy."""
     allowed = logits > 0.1 * _LOG_ZERO
     highest = jnp.where(allowed, logits, -jnp.inf).max(axis=1)
     lowest = jnp.where(allowed, logits, jnp.inf).min(axis=1)
@@ -155,7 +156,7 @@ def _search(
     tolerance: float,
     max_iterations: int,
 ) -> Scaling:
-    """Newton from the given potentials and temperatures, cooling each matrix as it gets there."""
+    """Newton from the given potentials and temperatures, halving a temperature on convergence."""
 
     def unfinished(search: _Search) -> Bool[Array, ""]:
         waiting = (search.error > tolerance) | (search.halvings > 0)
@@ -190,8 +191,8 @@ def _newton(
     columns = jnp.maximum(total(matrix, axis=0), 1e-300)
     step = _newton_step(matrix, columns)
     moves = jnp.stack([-jnp.log(columns), *(length * step for length in _LINE)], axis=1)
-    # Tries differ in the scale of columns alone, so each takes N exponentials and not N²; and in
-    # loops, so that they are not computed again for every entry of the matrix.
+    # Tries differ only in the scale of columns, so each takes N exponentials instead of N². The
+    # loops keep XLA from computing them again for every entry of the matrix.
     scales = jnp.exp(moves)
     sums = loop_total(lambda j: matrix[:, j, None] * scales[j], len(moves))
     inverse = 1.0 / sums
@@ -199,7 +200,7 @@ def _newton(
     error = jnp.max(jnp.abs(columns - 1.0), axis=0)
     tries = potentials[:, None] + moves
     dual = total(tries - row_sums[:, None] - jnp.log(sums), axis=0)
-    # The highest dual wins. Near the end its digits no longer tell, and the error decides.
+    # The highest dual wins. Near convergence duals differ only by rounding, and the error decides.
     highest = dual.max(axis=0)
     level = dual >= highest - 1e-12 * (1.0 + jnp.abs(highest))
     winner = jnp.argmin(jnp.where(level, error, jnp.inf), axis=0)

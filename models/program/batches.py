@@ -1,9 +1,8 @@
-"""Reading a program for many scenes at once, and what does not change when its numbers do.
+"""Reading a program at many scenes at once, and the structure that compiled code depends on.
 
-Compiled code is kept by a program's `Skeleton`, and a program's numbers are handed to it as arrays,
-so an edited prior costs no compilation. A program is traced again for each call: what it says then
-counts. Objects that are the same in all that was read share work in many places, so which ones are
-is told here.
+Compiled code is cached by a program's `Skeleton` and takes the program's numbers as arrays, so an
+edited prior costs no compilation. A program is traced again at each call, so that edits count.
+Methods share work between identical objects; the functions here find out which ones are.
 """
 
 from collections import OrderedDict
@@ -27,10 +26,10 @@ Seen = TypeVar("Seen")
 
 
 class Skeleton(NamedTuple):
-    """What is fixed about a program whatever its numbers are; hashable."""
+    """The structure of a program, whatever its numbers are; hashable."""
 
     owner: tuple[int, ...]
-    """The object of each part; that of clutter is one more than there are."""
+    """The object of each part; K for clutter."""
     alike: tuple[int, ...]
     """For each object the first one that has the same template and the same pose prior."""
     exchangeable: tuple[int, ...]
@@ -41,7 +40,7 @@ class Skeleton(NamedTuple):
 
     @property
     def num_objects(self) -> int:
-        """How many objects there are, K."""
+        """K, the number of objects."""
         return len(self.alike)
 
     @property
@@ -56,7 +55,7 @@ class Skeleton(NamedTuple):
 
     @property
     def groups(self) -> list[np.ndarray]:
-        """The parts of each object and, where there is clutter, the slots of the background."""
+        """The parts of each object and, if there is clutter, the slots of the background."""
         return [np.flatnonzero(np.array(self.owner) == k) for k in range(max(self.owner) + 1)]
 
 
@@ -64,9 +63,9 @@ class Reading(NamedTuple):
     """A program read at each scene of a batch."""
 
     model: LinearGaussianModel
-    """In numpy, scene axis last; of length one where nothing depends on the scene."""
+    """In numpy, scene axis last; of length one for pieces that do not depend on the scene."""
     varies: Any
-    """A `LinearGaussianModel` of flags: for each piece whether it depends on the scene."""
+    """A `LinearGaussianModel` of flags: whether each piece depends on the scene."""
     skeleton: Skeleton
 
     def take(self, which: Any) -> LinearGaussianModel:
@@ -102,14 +101,14 @@ def read_scenes(
     given: Values | None = None,
     factors: frozenset[str] = FACTORS,
 ) -> Reading | Open:
-    """Read a program at a batch of scenes, or say which conditions it leaves open.
+    """Read a program at a batch of scenes, or return the conditions that it leaves open.
 
-    The first reading of a program at scenes of one layout is held against the density of the
+    The first reading of a program at scenes of one layout is checked against the density of the
     program itself (`models.program.witness`).
 
     Args:
         given: values of conditions, one for each scene, with the scene axis first.
-        factors: as `models.program.reading.read` takes it.
+        factors: as in `models.program.reading.read`.
     """
     given = dict(given or {})
     name = (program, scenes.layout, tuple(sorted(given)), factors)
@@ -128,7 +127,7 @@ def read_scenes(
 
 
 _KNOWN: OrderedDict[Any, LinearGaussianModel] = OrderedDict()
-"""For programs that the witness has confirmed, on scenes of a layout, which pieces vary."""
+"""Which pieces vary, for programs and layouts of scenes that the witness has confirmed."""
 
 _REMEMBERED = 512
 
@@ -138,9 +137,8 @@ def _trace_batch(
 ) -> Reading | Open:
     """Trace a program once for all scenes.
 
-    What depends on the scene is abstract then, and all the rest is concrete: templates and priors
-    seldom depend on it, and to repeat them for each scene would cost more memory traffic than all
-    the rest.
+    Pieces that depend on the scene are traced, all others stay concrete. Templates and priors
+    seldom depend on the scene, and repeating them for each one would dominate the memory traffic.
     """
     kept: list[Any] = []
 
@@ -178,10 +176,10 @@ def _trace_single(
     factors: frozenset[str],
     varies: LinearGaussianModel,
 ) -> Reading | Open:
-    """The same for a batch of one, without the cost of tracing for many.
+    """Read a program at a batch of one, without the cost of `_trace_batch`.
 
     Args:
-        varies: what is known to depend on the scene.
+        varies: which pieces are known to depend on the scene.
     """
     given = {name: x[0] for name, x in given.items()}
     looked = look(program, Scene(**scenes.take(0).observed), given, factors)
@@ -196,10 +194,13 @@ def _trace_single(
 
 
 def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -> bool:
-    """Call the witness, at two scenes, or at two values of conditions, where there are several."""
+    """Let the witness check the first and the last scene whose conditions are possible.
+
+    Returns False if there is no such scene.
+    """
     sound = np.flatnonzero(np.isfinite(reading.model.log_constant))
     if not len(sound):
-        return False  # the conditions have no possible value: the methods say so
+        return False  # all conditions are impossible: the methods report that
     ends = [int(sound[0]), int(sound[-1])]
     testify(
         program,
@@ -211,7 +212,7 @@ def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -
 
 
 def read_conjugate(program: Program, scenes: Scene, given: Values | None = None) -> Reading:
-    """The same for methods that know of no conditions: a ConjugacyError if one is left open."""
+    """Read a program for a method without conditions; a ConjugacyError if one is left open."""
     found = read_scenes(program, scenes, given)
     if not isinstance(found, Reading):
         name, prior = next(iter(found.items()))
@@ -225,10 +226,10 @@ def check_conjugate(program: Program, scene: Scene, given: Values | None = None)
 
 
 def skeleton_of(found: LinearGaussianModel, varies: LinearGaussianModel | None = None) -> Skeleton:
-    """The skeleton of pieces; what depends on the scene counts as different.
+    """The skeleton of pieces. If they depend on the scene, all objects count as different.
 
     Args:
-        varies: which pieces depend on the scene; by default those that are abstract.
+        varies: which pieces depend on the scene; by default those that are traced.
     """
     if varies is None:
         varies = jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), found)
@@ -260,7 +261,7 @@ def kinds(readings: Sequence[Reading]) -> Int[np.ndarray, " K"]:
     """For each object the first one with the same template and pose prior, at every scene.
 
     Args:
-        readings: of the same scenes, at each state that an object may have.
+        readings: one for each state that an object may have, at the same scenes.
     """
     groups = readings[0].skeleton.parts
     alike = [_alike(reading.model, groups) for reading in readings]
@@ -270,10 +271,10 @@ def kinds(readings: Sequence[Reading]) -> Int[np.ndarray, " K"]:
 def twins(
     readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]
 ) -> Int[np.ndarray, " K"]:
-    """For each object the first one that differs in nothing, the match prior included.
+    """For each object the first one that is identical, including its match prior.
 
     Args:
-        readings: as `kinds` takes them.
+        readings: as in `kinds`.
         log_prior: log probability of each state.
     """
     groups, kind = readings[0].skeleton.parts, kinds(readings)
@@ -329,7 +330,7 @@ def map_scenes(
 
     Args:
         others: further arguments, with the scene axis first.
-        axis: where the scene axis goes in what is returned.
+        axis: the scene axis of the result.
     """
     width = model.points.shape[-1]
     axes = jax.tree.map(lambda x: -1 if x.shape[-1] == width else None, model)

@@ -1,4 +1,4 @@
-"""The same program with its match summed out, which needs no conjugacy at all, and tempered."""
+"""Effect handlers that sum the match out of a program, without conjugacy, and that temper it."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -24,19 +24,19 @@ from models.errors import InputError
 from models.program.sites import MATCH_FAMILIES, Program, trace_sites, without_shape
 from models.scenes import Scene
 
-_WITNESSES, _MATCHES = 2, 16  # random values, and matches at each, at which a program testifies
+_WITNESSES, _MATCHES = 2, 16  # random values, and matches at each, at which a program is checked
 
 
 class marginal(Messenger):  # lower case, as NumPyro's handlers are
-    """Effect handler: the same program with its match summed out.
+    """Effect handler: sum the match out of a program.
 
     `marginal(program)` is a program in which the site `match` is gone and `points` has the marginal
-    likelihood `MarginalParts`. It has continuous latent sites only, whatever their priors, so NUTS
-    and automatic guides take it as it is. Recover matches with `match_posterior`.
+    likelihood `MarginalParts`. If all other latent sites are continuous, NUTS and automatic guides
+    take it as it is, whatever the priors. Recover matches with `match_posterior`.
 
-    What cannot be summed out is refused: a match that is given, scaled or masked, a prior of
-    another family, points that are scaled, masked or not `MatchedParts`. A scale around
-    `marginal(program)`, such as `tempered`, is applied after the sum and is no hindrance.
+    It raises an InputError if the match is given, scaled or masked or has a prior of another
+    family, or if the points are scaled, masked or not `MatchedParts`. A scale around
+    `marginal(program)`, such as `tempered`, is applied after the sum and is allowed.
     """
 
     def __init__(self, fn: Program | None = None) -> None:
@@ -55,7 +55,7 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
         if msg["name"] == "match":
             _check_match(msg)
             self.match_prior = msg["fn"]
-            # Whatever uses the match other than through MatchedParts becomes NaN, and is noticed.
+            # Any use of the match other than through MatchedParts becomes NaN and is detected.
             self.placeholder = msg["value"] = jnp.full(msg["fn"].shape(), jnp.nan)
             msg["stop"] = True
         elif msg["name"] == "points" or isinstance(msg["fn"], MatchedParts):
@@ -75,7 +75,7 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
         if type(matched).log_prob is not MatchedParts.log_prob:
             raise InputError(
                 f"site {name!r}: {type(matched).__name__} has a log_prob of its own, but the sum "
-                "over matches requires one that is made of the table of pairs; override "
+                "over matches requires the one built from the table of pairs; override "
                 "pair_log_likelihood instead"
             )
         if self.match_prior is None:
@@ -91,8 +91,8 @@ class marginal(Messenger):  # lower case, as NumPyro's handlers are
         if self.summed_at is not None:
             raise InputError(
                 f"site {name!r}: the match was already summed out at the site "
-                f"{self.summed_at!r}, and one match cannot be summed out of each by itself; put "
-                "all points into one site"
+                f"{self.summed_at!r}, and one match cannot be summed out of two sites separately; "
+                "put all points into one site"
             )
         _check_scale(msg)
 
@@ -107,7 +107,7 @@ def _check_match(msg: dict[str, Any]) -> None:
     if msg["is_observed"] or msg["value"] is not None:
         raise InputError(
             "site 'match': it has a value, so there is nothing to sum over; leave it latent, or "
-            "give the match in the logits of its prior, minus infinity for what is ruled out"
+            "fix the match by the logits of its prior, minus infinity for impossible pairs"
         )
     _check_scale(msg)
 
@@ -116,7 +116,7 @@ def _check_scale(msg: dict[str, Any]) -> None:
     if msg["scale"] is not None:
         raise InputError(
             f"site {msg['name']!r}: found a scale of {msg['scale']} inside the sum over matches, "
-            "where no sum is known; remove it, or put handlers.scale around marginal(program)"
+            "which cannot be computed; remove it, or put handlers.scale around marginal(program)"
         )
 
 
@@ -125,14 +125,14 @@ def _kind(found: Distribution) -> str:
 
 
 class tempered(Messenger):  # lower case, as NumPyro's handlers are
-    """Effect handler: the same program with the density of all that is observed raised to beta.
+    """Effect handler: raise the density of all observed sites to the power beta.
 
-    Around `marginal(program)` it goes from the prior, beta = 0, to the posterior, beta = 1:
+    Around `marginal(program)` this goes from the prior, beta = 0, to the posterior, beta = 1:
 
         p(sites) (sum_match p(match) p(points | sites, match))^beta.
 
-    Gibbs sampling, which has a match, has beta inside the sum. Where one match explains the points
-    much better than all others the two differ by a constant only.
+    Gibbs sampling, which keeps the match, has beta inside the sum. If one match explains the points
+    much better than all others, the two differ only by a constant.
     """
 
     def __init__(self, fn: Program | None = None, beta: Float[Array, ""] | float = 1.0) -> None:
@@ -153,22 +153,22 @@ def match_posterior(
 
 
 def pose_of(program: Program, scene: Scene, values: Mapping[str, Array]) -> Float[Array, "K p"]:
-    """The pose that the likelihood gets at values of the latent sites, wherever it comes from."""
+    """The pose that the likelihood receives at values of the latent sites, computed or sampled."""
     return _points_at(program, scene, values)["fn"].matched.pose
 
 
 def _points_at(program: Program, scene: Scene, values: Mapping[str, Array]) -> dict[str, Any]:
-    """The site of the points; entries of `values` that are no latent sites are ignored."""
+    """The site of the points; entries of `values` that are not latent sites are ignored."""
     return trace_sites(marginal(program), scene, values)["points"]
 
 
 def check_table(program: Program, scene: Scene, given: Mapping[str, Any] | None = None) -> None:
-    """Raise an InputError if the sum over matches is not that of the program's own density.
+    """Raise an InputError unless the sum over matches is that of the program's own density.
 
-    The program testifies: at random values of its latent sites and random matches, the log density
-    of each of its sites, with all handlers, masks, scales and factors, must be what the sum takes
-    it for. That of `points` is the sum of the table's entries, that of `match` follows from its log
-    weights, and no other site may change with the match.
+    At random values of the latent sites and at random matches, the log density of each site, with
+    all handlers, masks, scales and factors, must be what the sum assumes. That of `points` is the
+    sum of the table's entries, that of `match` follows from its log weights, and that of any other
+    site does not depend on the match.
 
     Args:
         given: values of discrete sites under which the program can explain the scene.
@@ -188,7 +188,7 @@ def check_table(program: Program, scene: Scene, given: Mapping[str, Any] | None 
             if differs.any():
                 raise InputError(
                     f"site {name!r}: at a random match its log density is {own[differs][0]:.6f}, "
-                    f"but the sum over matches takes it for {summed[differs][0]:.6f}; let the "
+                    f"but the sum over matches assumes {summed[differs][0]:.6f}; let the "
                     "match enter the program through MatchedParts only, and the points through "
                     "its pair_log_likelihood"
                 )
@@ -196,7 +196,7 @@ def check_table(program: Program, scene: Scene, given: Mapping[str, Any] | None 
 
 @functools.lru_cache(maxsize=32)
 def _testimony(program: Program) -> Callable[..., dict[str, tuple[Array, Array]]]:
-    """For each site its log density at random matches: the program's own, and that of the sum.
+    """A function that returns each site's log density at random matches: own, and of the sum.
 
     Compiled once for each program and shape of its scenes.
     """
@@ -210,7 +210,7 @@ def _testimony(program: Program) -> Callable[..., dict[str, tuple[Array, Array]]
         log_probs, sites = compute_log_probs(seeded, (), observed, given)
         likelihood: MarginalParts = sites["points"]["fn"]
         prior, points = likelihood.match_prior, jnp.asarray(sites["points"]["value"])
-        # The best match under random weights is quicker to have than a draw, and as good a witness.
+        # The best match under random weights is cheaper than a draw, and tests as much.
         weights = jax.random.gumbel(match_key, (_MATCHES, *prior.event_shape))
         matches = prior.tilt(weights).mode
         latent = {
@@ -226,7 +226,7 @@ def _testimony(program: Program) -> Callable[..., dict[str, tuple[Array, Array]]
             "points": weighted_sum(matches, likelihood.matched.pair_log_likelihood(points)),
             "match": weighted_sum(matches, prior.log_weights),
         }
-        if not isinstance(prior, DoublyStochasticMatch):  # whose product has no normaliser
+        if not isinstance(prior, DoublyStochasticMatch):  # its product is not normalised
             summed["match"] -= prior.log_normalizer
         return {
             name: (own, jnp.broadcast_to(summed[name], own.shape))

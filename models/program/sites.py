@@ -32,13 +32,13 @@ MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
 
 
 def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
-    """The sample sites of a program at a scene, latent ones at `given` values or placeholders."""
+    """The sample sites of a program at a scene; latent ones have `given` values or placeholders."""
     sites = trace_all(program, scene, given)
     return {name: site for name, site in sites.items() if site["type"] == "sample"}
 
 
 def trace_all(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
-    """The same with plates, parameters and deterministic sites."""
+    """All sites of a program at a scene, with plates, parameters and deterministic sites."""
     observed = scene.observed
     _check_signature(program, observed)
     values = _Given(program, dict(given or {}))
@@ -53,21 +53,21 @@ def trace_all(program: Program, scene: Scene, given: Values | None = None) -> di
         raise
     except jax.errors.ConcretizationTypeError as error:
         raise InputError(
-            "the program decides in Python by values that it is only told later, such as the "
-            f"scene's points ({str(error).splitlines()[0]}); use jnp.where or jax.lax.cond"
+            "the program branches in Python on traced values, such as the scene's points "
+            f"({str(error).splitlines()[0]}); use jnp.where or jax.lax.cond"
         ) from error
     except (TypeError, ValueError, IndexError) as error:
         raise InputError(
-            f"the program cannot be run ({error}); look for NaN, a number out of range, or shapes "
-            "that do not fit in it"
+            f"the program cannot be run ({error}); look in it for NaN, a number out of range, or "
+            "shapes that do not fit"
         ) from error
 
 
 def log_prob_of(site: Site) -> Float[Array, ""]:
-    """What a site adds to the log density of its program, as NumPyro counts it.
+    """The log density of a site, with its scale, as NumPyro computes it.
 
-    Compiled as a whole for each kind of distribution, whatever its numbers are, where that is sure
-    to be the same.
+    Compiled once for each kind of distribution, whatever its numbers are, if the result is sure to
+    be the same.
     """
     found, value = site["fn"], site["value"]
     scale = None if is_identically_one(site["scale"]) else site["scale"]
@@ -76,15 +76,15 @@ def log_prob_of(site: Site) -> Float[Array, ""]:
         return _log_prob(found, value, scale)
     if _is_traced((found, value)):
         if any(isinstance(piece, dist.MaskedDistribution) for piece in pieces):
-            return _log_prob(found, value, scale)  # what is masked may be outside of the support
+            return _log_prob(found, value, scale)  # masked values may be outside the support
         return _compiled_log_prob(found, value, scale, bool(found._validate_args))
-    # What is outside of the support is left to NumPyro.
+    # Values outside the support are left to NumPyro.
     inside = bool(np.all(found.support(np.asarray(value))))
     return (_compiled_log_prob if inside else _log_prob)(found, value, scale)
 
 
 def _is_known(found: Distribution) -> bool:
-    """Whether a pytree holds all of a distribution; that of a user's own class may not."""
+    """Whether the pytree of a distribution is complete; that of a user's own class may not be."""
     pieces = (found, *getattr(found, "transforms", ()))
     known = ("numpyro.", "models.distributions.")
     return all(type(piece).__module__.startswith(known) for piece in pieces)
@@ -96,8 +96,8 @@ def _log_prob(
     """The log density of a value.
 
     Args:
-        check_support: NumPyro's check, by which a value outside of the support has a density of
-            zero; a distribution that goes through compiled code as a pytree loses it.
+        check_support: give a value outside the support a density of zero. NumPyro does so too, but
+            a distribution passed to compiled code as a pytree loses that.
     """
     log_prob = found.log_prob(value)
     if check_support:
@@ -108,10 +108,10 @@ def _log_prob(
 def _compiled_log_prob(
     found: Distribution, value: Any, scale: Any, check_support: bool = False
 ) -> Float[Array, ""]:
-    """The same, compiled with the distribution's numbers as arguments, in the order of their names.
+    """`_log_prob`, compiled, with the distribution's numbers as arguments in the order of names.
 
-    NumPyro's own order is that of a set, another one in each process, in which code that an earlier
-    process compiled would not be found again.
+    NumPyro's own order is that of a set and differs between processes, so code that an earlier
+    process compiled would not be found in the cache.
     """
     leaves, tree = jax.tree.flatten(found)
     numbered = jax.tree.unflatten(tree, range(len(leaves)))
@@ -133,7 +133,7 @@ def _ordered_log_prob(
 
 
 def _by_name(found: Any) -> Any:
-    """A distribution as a dictionary of what it is made of."""
+    """A distribution as a nested dictionary of its fields."""
     if not _is_distribution(found):
         return found
     names, (values, _) = type(found).gather_pytree_data_fields(), found.tree_flatten()
@@ -141,7 +141,7 @@ def _by_name(found: Any) -> Any:
 
 
 def nested(found: Distribution) -> Iterator[Distribution]:
-    """A distribution and those that it is made of."""
+    """Yield a distribution and all distributions inside it."""
     yield found
     for part in jax.tree.leaves(found, is_leaf=lambda x: x is not found and _is_distribution(x)):
         if _is_distribution(part):
@@ -153,21 +153,21 @@ def _is_distribution(x: Any) -> bool:
 
 
 def described(prior: Distribution) -> str:
-    """The kind of a distribution, in words."""
+    """The type and shape of a distribution in words, as in "a Normal of shape (3, 4)"."""
     article = "an" if type(without_shape(prior)).__name__[0] in "AEIOU" else "a"
     shape = f" of shape {prior.shape()}" if prior.shape() else ""
     return f"{article} {type(without_shape(prior)).__name__}{shape}"
 
 
 def without_shape(prior: Distribution) -> Distribution:
-    """What a prior is before `expand`, `to_event` and plates."""
+    """The base distribution of a prior, without `expand`, `to_event` and plates."""
     while isinstance(prior, dist.ExpandedDistribution | dist.Independent):
         prior = prior.base_dist
     return prior
 
 
 def placeholder(prior: Distribution) -> Array:
-    """Some value of a latent site, at no cost: drawing a match would be work for nothing."""
+    """An arbitrary value of a latent site, cheaper than a draw."""
     shape = prior.shape()
     if isinstance(without_shape(prior), MATCH_FAMILIES):
         return jax.device_put(np.ones(shape))  # compiles nothing, as jnp.asarray may
@@ -181,7 +181,7 @@ def placeholder(prior: Distribution) -> Array:
 
 
 class _Given(Messenger):
-    """Effect handler: latent sites have given values, or placeholders."""
+    """Effect handler: set latent sites to given values, or to placeholders."""
 
     def __init__(self, fn: Program, values: dict[str, Any]) -> None:
         self.values = values
@@ -229,7 +229,7 @@ def _is_traced(value: Any) -> bool:
 def _check_signature(program: Program, observed: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(program)
-    except ValueError:  # no Python function
+    except ValueError:  # not a Python function
         return
     try:
         signature.bind(**observed)

@@ -121,7 +121,7 @@ def test_sample_takes_shapes_and_centring(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        (["--draws", 0], "at least one draw, got 0"),
+        (["--draws", 0], "draws must be at least 1, got 0"),
         (["--draws", 10**9], r"1,000,000,000 draws .* at most 1,952,257, and"),
         (["--clutter", 10**9], r"512 draws of 1,000,000,011 points take more than 2 GiB"),
         (["--sigma", -1], r"sigma must be 0 to 1,000, got -1\.0"),
@@ -217,7 +217,7 @@ BAD_FILES = {
     "three features": (write_arrays(points=np.ones((*SCENES.present.shape, 3))), "3 features"),
     "too many points": (
         write_arrays(points=np.ones((2, 15, 2)), present=np.ones((2, 15), bool), object=None),
-        "15 rows but the program 11 parts",
+        "15 rows but the program has 11 parts",
     ),
     "no scene": (write_arrays(present=SCENES.present & False), "no scene with points"),
     "numbers for present": (write_arrays(present=SCENES.present.astype(int)), "true or false"),
@@ -242,7 +242,7 @@ def test_demo_explains_a_bad_file(tmp_path, case):
         (["--index", -1], "there is no scene -1"),
         (["--precision", -5], r"precision must be positive, got -5\.0"),
         (["--precision", 0], r"precision must be positive, got 0\.0"),
-        (["--shapes", "square,plane"], "11 rows but the program 10 parts"),
+        (["--shapes", "square,plane"], "11 rows but the program has 10 parts"),
         (["--shapes", "cube"], "no shape 'cube'"),
         (["--seed", -1], "seed must be 0 or more, and less than 2.63, got -1"),
     ],
@@ -470,8 +470,8 @@ def test_infer_writes_a_picture_and_json(tmp_path):
         ("points.csv", "1,2\n3,four\n", "does not hold points"),
         ("points.json", "[[1, 2], [3, 4]", "does not hold points"),
         ("points.json", '{"dots": []}', "does not hold points"),
-        ("points.csv", "1,2\n" * 12, "12 points but the program only 11 parts"),
-        ("points.csv", "1,2,3\n", "3 features but the program's parts 2"),
+        ("points.csv", "1,2\n" * 12, "12 points but the program has only 11 parts"),
+        ("points.csv", "1,2,3\n", "3 features but the program's parts have 2"),
         ("points.csv", "1,nan\n", "NaN or infinite"),
     ],
 )

@@ -83,7 +83,7 @@ def assert_refused(result, pattern):
         ("digits.json", "[[" + "9" * 5000 + ", 1]]", "does not hold points"),
         ("huge.json", "[[1" + "0" * 400 + ", 1]]", "does not hold points"),
         ("field.csv", "1" * 200_000, "does not hold points|NaN or infinite"),
-        ("many.csv", "0.1,0.2\n" * 100_000, "has 100000 points but the program only 11 parts"),
+        ("many.csv", "0.1,0.2\n" * 100_000, "has 100000 points but the program has only 11 parts"),
         ("none.csv", "x,y\n", "does not hold points"),
     ],
 )
@@ -97,7 +97,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")
     (tmp_path / "zero.json").symlink_to("/dev/zero")  # has no end
     for name in ("pipe.csv", "pipe.npz", "zero.json"):
-        assert_refused(run("infer", tmp_path / name, "--json", "-"), "it is no ordinary file")
+        assert_refused(run("infer", tmp_path / name, "--json", "-"), "it is not an ordinary file")
 
 
 # --- npz ----------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_very_many_parts_are_refused_with_the_estimate(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, points=np.zeros((1, 100_000, 2)), present=np.ones((1, 100_000), bool))
     names = ",".join(["square"] * 25_000)
-    pattern = r"100,000 parts in all, more than the 512 .* 74\.5 GiB for each run"
+    pattern = r"100,000 parts in all, more than the limit of 512: .* 74\.5 GiB for each run"
     assert_refused(run("infer", path, "--shapes", names, "--json", "-"), pattern)
     assert_refused(run("evaluate", path, "--shapes", names, "--json", "-"), pattern)
     assert_refused(run("infer", path, "--json", "-"), "100,000 rows of 2 features, 1,562 KiB")
@@ -363,7 +363,7 @@ def test_outputs_that_cannot_be_written_are_explained(tmp_path, stored, option, 
 def test_a_device_is_not_replaced_by_a_file(tmp_path, stored):
     os.mkfifo(tmp_path / "pipe.json")
     result = run("infer", stored, "--method", "ransac", "--json", tmp_path / "pipe.json")
-    assert_refused(result, "cannot write .*it is no ordinary file")
+    assert_refused(result, "cannot write .*it is not an ordinary file")
     assert (tmp_path / "pipe.json").is_fifo()
 
 

@@ -88,7 +88,7 @@ def test_what_is_no_file_is_a_sentence(kept, kind):
         os.mkfifo(entry.path)
     else:
         entry.path.symlink_to("/dev/zero")
-    with pytest.raises(InputError, match="it is no ordinary file"):
+    with pytest.raises(InputError, match="it is not an ordinary file"):
         there.read(entry)
 
 

@@ -205,7 +205,7 @@ def test_the_digest_does_not_depend_on_the_order_of_fields():
 def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="trained for 5 parts, but the scenes have 4 rows"):
         guide().match_logits(scenes(rows=4))
-    with pytest.raises(InputError, match="a few words about it"):
+    with pytest.raises(InputError, match="a simulator requires a description"):
         amortise(PROGRAM, KEY, tmp_path, simulator=simulator_of(PROGRAM))
     with pytest.raises(InputError, match="training steps must be 1 to 100,000,000, got 0"):
         fit(PROGRAM, KEY, settings=TINY._replace(num_steps=0))
@@ -213,7 +213,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="not a readable file of weights"):
         load_guide(path)
     path.write_bytes(b"\x80 nonsense\n")
-    with pytest.raises(InputError, match="it is damaged, or no file of weights"):
+    with pytest.raises(InputError, match="it is damaged, or not a file of weights"):
         load_guide(path)
     training.save(path, {"kind": "ccae"}, jnp.zeros(2))
     with pytest.raises(InputError, match="the weights of 'ccae', but those of 'amortised'"):
@@ -223,5 +223,5 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="cannot be used"):
         load_guide(path)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(InputError, match="it is damaged, or no file of weights"):
+    with pytest.raises(InputError, match="it is damaged, or not a file of weights"):
         load_guide(path)

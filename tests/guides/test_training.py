@@ -82,7 +82,7 @@ def test_a_flip_of_any_bit_of_weights_is_noticed(tmp_path):
         spoilt = bytearray(content)
         spoilt[place] ^= 1 << place // 10 % 8
         path.write_bytes(spoilt)
-        with pytest.raises(InputError, match="it is damaged, or no file of weights"):
+        with pytest.raises(InputError, match="it is damaged, or not a file of weights"):
             training.load(path, np.zeros(9))
 
 

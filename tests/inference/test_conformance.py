@@ -193,7 +193,7 @@ def test_a_chain_takes_one_scene(method):
 
 @every_method
 def test_an_empty_scene_is_refused(method):
-    with pytest.raises(InputError, match="no points, wanted at least one"):
+    with pytest.raises(InputError, match="no points, but each must have at least one"):
         METHODS[method](scene=Scene(np.zeros((N, 2)), np.zeros(N, bool)))
 
 
@@ -201,20 +201,20 @@ def test_an_empty_scene_is_refused(method):
 def test_points_that_are_not_numbers_are_refused(method):
     points = np.zeros((N, 2))
     points[0, 0] = np.nan
-    with pytest.raises(InputError, match="NaN or infinite, wanted finite"):
+    with pytest.raises(InputError, match="NaN or infinite, but must be finite"):
         METHODS[method](scene=Scene(points, np.ones(N, bool)))
 
 
 @every_method
 @pytest.mark.parametrize("rows", [N - 1, N + 1])
 def test_a_scene_with_other_rows_is_refused(method, rows):
-    with pytest.raises(InputError, match=f"{rows} rows but the program {N} parts; pad"):
+    with pytest.raises(InputError, match=f"{rows} rows but the program has {N} parts; pad"):
         METHODS[method](scene=Scene(np.zeros((rows, 2)), np.ones(rows, bool)))
 
 
 @every_method
 def test_points_of_another_dimension_are_refused(method):
-    with pytest.raises(InputError, match="3 features but the program's parts 2"):
+    with pytest.raises(InputError, match="3 features but the program's parts have 2"):
         METHODS[method](scene=Scene(np.zeros((N, 3)), np.ones(N, bool)))
 
 

@@ -166,5 +166,5 @@ def test_similarity_poses_broadcast():
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "translation"])
 def test_a_wrong_number_of_coordinates_is_named(name):
-    with pytest.raises(InputError, match=rf"{name} wants parts with .* got .*shape \(3, 5\)"):
+    with pytest.raises(InputError, match=rf"{name} requires parts with .* got .*shape \(3, 5\)"):
         DESIGNS[name](jnp.zeros((3, 5)))

@@ -63,15 +63,15 @@ def test_checking_keeps_a_good_batch():
     ("call", "sentence"),
     [
         (lambda: make_scene(np.zeros(3), 4), r"points, features\), got shape \(3,\)"),
-        (lambda: make_scene(np.zeros((5, 2)), 4), "has 5 points but the program only 4 parts"),
+        (lambda: make_scene(np.zeros((5, 2)), 4), "has 5 points but the program has only 4 parts"),
         (lambda: make_scene(np.zeros((0, 2)), 4), "1 of 1 scenes have no points"),
         (lambda: make_scene([[0, np.nan]], 4), "NaN or infinite"),
         (lambda: make_scene([[0, np.inf]], 4), "NaN or infinite"),
         (lambda: check_scene(Scene(POINTS, PRESENT[:2])), r"\(4, 3, 2\) and \(2, 3\)"),
         (lambda: check_scene(Scene(POINTS[0, 0], PRESENT[0, 0])), r"got \(2,\) and \(\)"),
         (lambda: check_scene(Scene(POINTS, PRESENT.astype(int))), "numbers of type int64"),
-        (lambda: check_layout((4, 3, 2), 11, 2), "has 3 rows but the program 11 parts"),
-        (lambda: check_layout((4, 3, 2), 3, 4), "have 2 features but the program's parts 4"),
+        (lambda: check_layout((4, 3, 2), 11, 2), "has 3 rows but the program has 11 parts"),
+        (lambda: check_layout((4, 3, 2), 3, 4), "have 2 features but the program's parts have 4"),
         (
             lambda: check_scene(BATCH._replace(present=PRESENT & False)),
             "4 of 4 scenes have no points",

@@ -70,14 +70,14 @@ def test_predictions_follow_the_pose_of_the_owner(design):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: stack([]), "no templates"),
+        (lambda: stack([]), "at least one template is required"),
         (lambda: stack([np.zeros((0, 2))]), r"template 0 has no parts .*\(0, 2\)"),
         (lambda: stack([[[0, 0], [1, 1]], [1.0, 2.0]]), r"template 1 has no parts .*\(2,\)"),
         (lambda: stack([[[0, 0], [np.nan, 1]]]), "template 0 has coordinates that are not finite"),
         (lambda: stack([[[3, 4], [3, 4]]]), r"template 0 lie in one place, \[3.0, 4.0\]"),
         (lambda: stack([[[0, 0], [1, 1]]], variance=-2.0), "positive, got -2.0"),
         (lambda: stack([[[0, 0], [1, 1]]], variance=np.inf), "positive, got inf"),
-        (lambda: stack([[[0, 0, 0], [1, 1, 1]]]), r"similarity wants .* got .*\(2, 3\)"),
+        (lambda: stack([[[0, 0, 0], [1, 1, 1]]]), r"similarity requires .* got .*\(2, 3\)"),
         (
             lambda: shapes("square", "circle"),
             "no shape 'circle'; give some of square",

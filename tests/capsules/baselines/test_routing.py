@@ -163,13 +163,13 @@ def test_what_cannot_be_routed_is_refused_in_a_sentence():
     scene, key = make_scene(POINTS, 7), jax.random.key(0)
     with pytest.raises(ConjugacyError, match="presence"):
         em_routing.run(functools.partial(presence_constellation, parts=PARTS), scene, key)
-    with pytest.raises(InputError, match="knows of no clutter"):
+    with pytest.raises(InputError, match="does not model clutter"):
         em_routing.run(
             functools.partial(constellation, parts=with_clutter(PARTS, 1)),
             make_scene(POINTS, 8),
             key,
         )
-    with pytest.raises(InputError, match="two points fix, of 4 numbers, got 6"):
+    with pytest.raises(InputError, match="two points determine, with 4 numbers, got 6"):
         ways_of(stack(shapes("square"), affine))
 
 

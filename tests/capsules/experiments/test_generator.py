@@ -238,13 +238,13 @@ def test_the_noise_is_that_of_the_published_sets(shared_data, sigma):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"num_samples": 0}, "at least one draw, got 0"),
+        ({"num_samples": 0}, "at least 1, got 0"),
         ({"sigma": -0.1}, "sigma must be 0 to 1,000, got -0.1"),
         ({"sigma": np.nan}, "sigma must be 0 to 1,000, got nan"),
         ({"presence": 0.0}, "presence must be above 0 and at most 1, got 0.0"),
         ({"presence": 1.5}, "at most 1, got 1.5"),
         ({"objects": ("square", "circle")}, "no shape 'circle'; choose from square"),
-        ({"objects": ()}, "at least one object, got none"),
+        ({"objects": ()}, "at least one object is required, got none"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
     ],
 )

@@ -129,5 +129,5 @@ def test_a_model_is_fitted_once_in_a_process(small):
 
 
 def test_no_factors_are_refused(small):
-    with pytest.raises(InputError, match="at least one factor"):
+    with pytest.raises(InputError, match="factors must be at least 1"):
         fit_appearance(small, num_factors=0)

@@ -62,7 +62,7 @@ def missing_image(folder):
 
 def ill_sized_image(folder):
     imsave(folder / "0" / "hair_2.png", np.zeros((64, 32)), cmap="gray")
-    return r"hair_2\.png has 32 x 64 pixels, wanted 224 x 224"
+    return r"hair_2\.png has 32 x 64 pixels, but must have 224 x 224"
 
 
 def ill_sized_mask(folder):
@@ -91,8 +91,8 @@ def test_a_bad_folder_of_images_is_explained(tmp_path, folder, spoil, command):
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        (["--faces", 0], "wanted 1 to 12 faces"),
-        (["--faces", 13], "wanted 1 to 12 faces"),
+        (["--faces", 0], "require 1 to 12 faces"),
+        (["--faces", 13], "require 1 to 12 faces"),
         (["--seed", -1], "the seed must be 0 or more"),
         (["--out", "scene.jpg"], r"should end in \.png"),
     ],

@@ -91,7 +91,9 @@ def test_a_missing_image_is_named(folder):
 
 def test_an_image_of_another_size_is_named(folder):
     imsave(folder / "0" / "jaw_0.png", np.zeros((100, 80)), cmap="gray")
-    with pytest.raises(InputError, match=r"jaw_0\.png has 80 x 100 pixels, wanted 224 x 224"):
+    with pytest.raises(
+        InputError, match=r"jaw_0\.png has 80 x 100 pixels, but must have 224 x 224"
+    ):
         load_images(folder)
 
 

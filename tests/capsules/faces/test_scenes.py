@@ -114,7 +114,7 @@ def test_what_is_hidden_is_missing(images, sample):
 
 @pytest.mark.parametrize("given", [(1, 0), (1, 13), (0, 2)])
 def test_what_is_refused(sample, given):
-    with pytest.raises(InputError, match="wanted 1 to 12 faces"):
+    with pytest.raises(InputError, match="require 1 to 12 faces"):
         sample(*given)
 
 

@@ -259,7 +259,7 @@ def test_divergence_from_permutations_to_independent_rows(pair, forbidden):
 
 
 def test_a_mixture_has_no_finite_divergence_from_permutations():
-    with pytest.raises(InputError, match="is infinite: under a mixture two rows may have one"):
+    with pytest.raises(InputError, match="is infinite: under a mixture two rows may share"):
         kl_divergence(MixtureMatch(some_logits(8)), PermutationMatch(some_logits(9)))
 
 
