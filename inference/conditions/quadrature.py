@@ -21,7 +21,7 @@ FARTHEST = 48.0
 
 MAX_NODES = 20_000
 _GROWTH = 4  # nodes by which a face of the box moves out
-_FIRST = 12  # nodes over the initial range, at least
+_FIRST = 12  # lattice cells over the initial range, at most
 
 Node = tuple[int, ...]
 

@@ -158,7 +158,7 @@ class Proposal(NamedTuple):
 
     def joined(self, program: Program, scene: Scene, more: Sequence[Frame]) -> "Proposal":
         """Add Normals for the poses and weight each by the evidence of its mode."""
-        frames = _different([*self.frames, *more], self.symmetry)
+        frames = _without_repeats([*self.frames, *more], self.symmetry)
         middle = {name: np.stack([x] * len(frames)) for name, x in self.others.middle.items()}
         means = {"pose": np.stack([frame.mean for frame in frames])}
         # The evidence of each mode is about p / q at its mean.
@@ -210,7 +210,7 @@ def log_mean_density(
     return log_density
 
 
-def _different(frames: list[Frame], group: Symmetry) -> list[Frame]:
+def _without_repeats(frames: list[Frame], group: Symmetry) -> list[Frame]:
     """Drop frames that repeat an earlier one, up to a symmetry."""
     means = np.stack([frame.mean for frame in frames])
     peaks = np.array([log_mean_density(frame, group, frame.mean[None])[0] for frame in frames])

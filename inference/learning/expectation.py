@@ -51,8 +51,7 @@ class Expectations(NamedTuple):
     given: dict[str, np.ndarray]
     """The conditions of each run."""
     weight: Float[np.ndarray, " runs"]
-    """Posterior weight of the run within its scene, before those of negligible weight are dropped;
-    the weights of a scene sum to one."""
+    """Posterior weight of the run within its scene; the weights of a scene sum to one."""
     log_volume: Float[np.ndarray, " runs"]
     """Log volume of the lattice cell of continuous conditions; zero without such conditions."""
     statistics: Statistics

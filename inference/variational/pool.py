@@ -1,10 +1,9 @@
 """Many runs of coordinate ascent at once, through a pool of slots.
 
-Every run (a scene and a restart) goes its own way: its own annealing parameter, its own end. A
-fixed number of slots is stepped together; finished runs leave and waiting ones take their slots. So
-nothing is computed after convergence, nothing is recompiled when the number of points or scenes
-changes, and memory depends on the pool and not on the batch. With several devices each has slots of
-its own, and steps them by itself.
+Every run (a scene and a restart) has its own annealing parameter and its own end. A fixed number of
+slots is stepped together; finished runs leave and waiting runs take their slots. So nothing is
+computed after convergence, nothing is recompiled when the number of points or scenes changes, and
+memory depends on the pool, not on the batch. With several devices each steps its own slots.
 """
 
 import functools
@@ -32,32 +31,32 @@ from models.program.reading import LinearGaussianModel
 from models.scenes import Scene
 
 Given = Parses | Float[np.ndarray, "scenes N N"] | None
-"""What runs may begin with: parses, or match logits of each scene."""
+"""Starts of runs: parses, or match logits of each scene; None for random starts."""
 
 POOL = 512
-"""Slots of a device; their state stays within the processor's cache."""
+"""Largest number of slots of a device; their state fits the processor's cache."""
 
 WIDTHS = (4, 64, POOL)
-"""Numbers of slots that a pool may have: few, as each is compiled."""
+"""Possible numbers of slots: few, because each is compiled."""
 
 ENTRIES = 1 << 23
-"""Entries of the match probabilities of all slots: large scenes get fewer slots."""
+"""Largest size of the match probabilities of all slots: large scenes get fewer slots."""
 
 NARROWED = 1 << 16
-"""Entries of a pool that is narrowed for its last runs: less is not worth another compilation."""
+"""A pool with fewer entries is not narrowed for its last runs: it would not pay for compilation."""
 
 SEGMENT = 4
-"""Steps between two looks at which slots are done."""
+"""Steps between checks for finished runs."""
 
 RETRIES = 4
 """Retries of sparse random runs, per restart."""
 
 TIE = 1e-6
-"""Nats between ELBOs that count as the same: how runs are put into slots changes less."""
+"""ELBOs within this many nats count as equal; the choice of slots changes an ELBO by less."""
 
 
 class Pool(NamedTuple):
-    """The runs that are being stepped together; the axis of slots is last."""
+    """The runs that are stepped together; the axis of slots is last."""
 
     model: LinearGaussianModel
     state: State
@@ -68,23 +67,23 @@ class Engine(NamedTuple):
 
     structure: Structure
     start: Callable[..., Pool]
-    """New runs from the pieces of scenes, random keys and, where they begin so, what is given:
-    parses, (N, runs), or logits, (N, N, runs)."""
+    """Makes new runs from the pieces of scenes, random keys and, optionally, parses (N, runs) or
+    logits (N, N, runs)."""
     advance: Callable[[Pool], Pool]
-    """Some steps of every run that is not done."""
+    """Takes `SEGMENT` steps of every run that is not done."""
     advance_one: Callable[[Pool], Pool]
     insert: Callable[[Pool, Pool, AnyArray], Pool]
-    """New runs into the given slots of their device; slots beyond its last are dropped."""
+    """Puts new runs into the given slots of their device; slots beyond its last are dropped."""
     devices: int
     log_bound: float
-    """What makes the ELBO a lower bound under this projection (`guides.projections`)."""
+    """Constant that makes the ELBO a lower bound under this projection (`guides.projections`)."""
 
 
 @functools.lru_cache(maxsize=32)
 def engine(
     skeleton: Skeleton, projection_name: str, schedule: Schedule, devices: int = 1
 ) -> Engine:
-    """For programs of one skeleton. Each part is compiled once for each width of the pool."""
+    """The engine for programs of one skeleton; compiled once for each width of the pool."""
     structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
     on_devices = functools.partial(sharded, mesh=mesh_of(devices))
@@ -146,13 +145,13 @@ class Restarts(NamedTuple):
     """Number of runs per scene."""
 
     most: int
-    """Non-sparse runs, at most."""
+    """Largest number of runs, not counting retries of sparse ones."""
     fewest_points: float
     """A run is sparse if an object surely has a point but fewer than this many in total."""
 
 
 class Ended(NamedTuple):
-    """What runs ended in, a row for each: some that have finished, or the best of each scene."""
+    """Final states of runs, one row each: some finished runs, or the best run of each scene."""
 
     match_probs: Float[np.ndarray, "runs N N"]
     pose_mean: Float[np.ndarray, "runs K p"]
@@ -165,7 +164,7 @@ class Ended(NamedTuple):
 
 
 class Waiting:
-    """Runs that are waiting, and the retries left per scene.
+    """The queue of waiting runs, and the retries left per scene.
 
     Retries of a scene depend only on its own runs, not on the rest of the batch.
     """
@@ -196,7 +195,7 @@ class Waiting:
 
 @jax.jit
 def run_keys(base: Array, runs: Int[Array, "runs 2"]) -> Array:
-    """A key for each run that depends on its scene and attempt alone, not on the pool."""
+    """A key for each run, which depends only on its scene and attempt, not on the pool."""
     fold = jax.vmap(lambda run: jax.random.fold_in(jax.random.fold_in(base, run[0]), run[1]))
     return fold(runs)
 
@@ -209,10 +208,10 @@ def best_of_restarts(
     report: Report,
     given: Given = None,
 ) -> Ended:
-    """Work off all runs through one pool of slots and keep the best of each scene.
+    """Make all runs in one pool of slots and keep the best of each scene.
 
     Args:
-        given: what runs begin with; by default they begin at random.
+        given: starts of the runs; by default they are random.
     """
     devices, scenes = engine.devices, problem.scenes
     if isinstance(given, Parses):
@@ -225,7 +224,7 @@ def best_of_restarts(
     width = min(most, next((w for w in WIDTHS if w >= needed), POOL))
     block = max(1, width // 8)
     best = _nothing_yet(scenes, engine)
-    # Scene and attempt of the run in each slot of each device; -1 if it is free.
+    # Scene and attempt of the run in each slot of each device; -1 for a free slot.
     slots = np.full((devices, width, 2), -1)
     pool: Any = None
 
@@ -265,17 +264,17 @@ def best_of_restarts(
 
 
 def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
-    """How many parses of each scene could still end in the best ELBO."""
+    """Number of parses of each scene that could still end in the best ELBO."""
     close = parses.value >= parses.value[:, :1] - CLOSE
     return np.clip(np.asarray(close).sum(axis=1), 1, most)
 
 
 def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> AnyArray | None:
-    """What each run (scene, attempt) begins with.
+    """The start of each run (scene, attempt).
 
-    Of parses each run gets the next one of its scene, and after the last the first again. Of logits
-    the first run of a scene gets them as they are, and further ones with Gumbel noise: as if each
-    point drew its part.
+    With parses, attempts take the parses of their scene in turn. With logits, the first run of a
+    scene gets the logits, and further runs get them with Gumbel noise, as if each point drew its
+    part.
     """
     scene, attempt = runs.T
     if given is None:
@@ -293,9 +292,9 @@ def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> Any
 def _free(
     scene: Int[np.ndarray, "devices width"], block: int
 ) -> tuple[Int[np.ndarray, " free"], Int[np.ndarray, " free"], Int[np.ndarray, " free"]]:
-    """Slots that are free, at most a block on each device: rank among them, device, and number.
+    """Free slots, at most a block on each device: rank on the device, device, and slot.
 
-    Ordered by rank, so that the devices are filled evenly.
+    They are ordered by rank, so that devices are filled evenly.
     """
     device, slot = np.nonzero(scene < 0)
     rank = np.arange(len(device)) - np.searchsorted(device, device)
@@ -318,7 +317,7 @@ def _empty(like: Pool, width: int) -> Pool:
 def _narrow(
     pool: Pool, slots: Int[np.ndarray, "devices wide 2"], width: int
 ) -> tuple[Pool, Int[np.ndarray, "devices width 2"]]:
-    """Move the last runs into a pool with fewer slots, through the host: they are few."""
+    """Move the last runs, which are few, into a pool with fewer slots, through the host."""
     devices, jobs = len(slots), slots.reshape(-1, 2)
     active = np.flatnonzero(jobs[:, 0] >= 0)
     kept = np.resize(active, width * devices)
@@ -354,7 +353,7 @@ def _ended(
     present: Bool[np.ndarray, "runs N"],
     fewest_points: float,
 ) -> Ended:
-    """What the runs in these slots have come to."""
+    """The final states of the runs in these slots."""
     match_probs = np.moveaxis(np.asarray(state.match_probs)[..., slots], -1, 0)
     mean, covariance = (np.asarray(x)[..., slots] for x in state.pose[:2])
     num_objects = len(structure.members)
@@ -371,10 +370,10 @@ def _ended(
 
 
 def _keep_best(best: Ended, ended: Ended, scene: Int[np.ndarray, " runs"]) -> None:
-    """Put runs in the place of the best of their scenes, where they are better.
+    """Replace the best run of a scene where a new one is better.
 
-    Chosen by the ELBO alone, among runs that are not sparse if there are any. Of runs that end in
-    the same ELBO, as those do that name identical objects differently, it is the first attempt.
+    Non-sparse runs are better than sparse ones; among these the ELBO decides. Of runs with equal
+    ELBOs, such as those that name identical objects differently, the first attempt is best.
     """
     for i in np.argsort(ended.attempt, kind="stable"):
         s = scene[i]
@@ -392,7 +391,7 @@ def _is_sparse(
     num_objects: int,
     fewest_points: float = 2.0,
 ) -> Bool[np.ndarray, " runs"]:
-    """The paper's rule: some r above 0.9 for an object that has less than two points in all."""
+    """The paper's rule: some r is above 0.9 for an object with fewer than two expected points."""
     of_points = np.where(present[..., None], match_probs, 0.0)
     groups = np.arange(num_objects)[:, None] == owner
     surely = np.stack([(of_points[..., g] > 0.9).any(axis=(-2, -1)) for g in groups], axis=-1)
