@@ -18,10 +18,9 @@ Values = dict[str, np.ndarray]
 
 
 def alike_objects(reading: Reading, values: Values, count: int) -> Int[np.ndarray, " K"]:
-    """For each object, the first object with which it can be swapped; itself where there is none.
+    """For each object, the first object with which it can be swapped; itself if there is none.
 
-    A swap of two objects is allowed if it maps the arrays that were read at each joint value to
-    those at the value with the two objects swapped.
+    A swap must map the arrays read at each joint value to those at the value with objects swapped.
     """
     template = np.array(reading.skeleton.alike)
     num_objects = len(template)
@@ -97,10 +96,7 @@ def _swapped_values(
 def classes(
     values: Values, template: Int[np.ndarray, " K"]
 ) -> tuple[Int[np.ndarray, " classes"], Int[np.ndarray, " values"]]:
-    """Group the values that differ by a swap of alike objects.
-
-    Returns the first value of each class and, at these values, the size of the class (1 elsewhere).
-    """
+    """The first value of each class under swaps, and the size of its class (1 at other values)."""
     size = len(template)
     count = len(next(iter(values.values()))) if values else 1
     of_objects = [x for x in values.values() if x.ndim > 1 and x.shape[1] == size]

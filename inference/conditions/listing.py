@@ -37,12 +37,7 @@ class Conditions(NamedTuple):
     def given(
         self, value: Int[np.ndarray, " runs"], node: Float[np.ndarray, "runs axes"]
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " runs"]]:
-        """Values of all sites for each run, and the log Jacobian of the continuous ones.
-
-        Args:
-            value: index of the joint value of the discrete sites.
-            node: unconstrained values of the continuous sites.
-        """
+        """Values of all sites at joint value `value` and unconstrained `node`; log Jacobians."""
         sites = {name: x[value] for name, x in self.values.items()}
         count = len(value)
         log_jacobian = np.zeros(count)
@@ -58,8 +53,7 @@ class Conditions(NamedTuple):
 def list_conditions(left_open: Open) -> Conditions:
     """List all joint values of the discrete conditions; raise an error if there are too many.
 
-    The values of an entry are listed from the last to the first, so for presence the list begins
-    with all objects present.
+    Each entry takes its last value first, so for presence the list begins with all present.
     """
     discrete = {name: fn for name, fn in left_open.items() if _is_discrete(name, fn)}
     continuous = {name: fn for name, fn in left_open.items() if name not in discrete}

@@ -1,11 +1,10 @@
 """Read a program at each scene of a batch, and solve the scenes with a closed-form method.
 
-Where the program has further latent sites (conditions), `inference.conditions.solve` combines
-problems at several values of them.
+If the program has further latent sites (conditions), `inference.conditions.solve` combines problems
+at several values of them.
 
-The constant of a scene is the log density of all other sites, less the log normaliser of the match
-prior (the sum of the weights of all matches). The fit does not depend on it; the ELBO and the log
-evidence do.
+The constant of a scene is the log density of all other sites, minus the log normaliser of the match
+prior. The fit does not depend on it; the ELBO and the log evidence do.
 """
 
 import math
@@ -44,7 +43,7 @@ class Problem(NamedTuple):
     scenes: Scene
     reading: Reading
     log_constant: Float[np.ndarray, " scenes"]
-    """Log density of all sites other than poses, match and points, less the log normaliser of the
+    """Log density of all sites other than poses, match and points, minus the log normaliser of the
     match prior; -inf where no match is possible, NaN where the normaliser is too expensive."""
     is_conditional: bool = False
     """Whether this is one of several problems at values of the conditions that will be combined."""
@@ -96,14 +95,13 @@ def solve_scenes(
     Args:
         method: solves a problem without open conditions.
         factors: sites for which the method has a factor.
-        or_bound: whether the method accepts an upper bound in place of a normaliser that is too
-            expensive to compute.
-        tolerance: largest change of the log integral over continuous conditions, when the grid is
-            refined, that counts as converged.
+        or_bound: whether an upper bound may replace a normaliser that is too expensive.
+        tolerance: the log integral over continuous conditions has converged if it changes by less
+            when the grid is refined.
         search: used if the discrete conditions have more than `max_values` joint values. Solves
             the scenes at some of these values, or returns None if it has no way to choose them.
-        finish: combines the runs of each scene, in place of `mixed`. Every value is then solved
-            separately, also those that differ only by a swap of alike objects.
+        finish: combines the runs of each scene, in place of `mixed`. Every value is then solved,
+            also those that differ only by a swap of alike objects.
     """
     found, factors = _first_reading(program, scenes, factors, or_bound)
     if isinstance(found, Problem):
@@ -159,7 +157,7 @@ def read_problem(
     Args:
         given: values of the conditions, one for each scene.
         factors: sites for which the method has a factor (see `models.program.reading`).
-        or_bound: use an upper bound in place of a normaliser that is too expensive to compute.
+        or_bound: use an upper bound in place of a normaliser that is too expensive.
     """
     reading = read_scenes(program, scenes, given, factors)
     if isinstance(reading, dict):

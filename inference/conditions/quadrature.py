@@ -2,8 +2,7 @@
 
 The trapezoid rule on a lattice is exponentially accurate for a smooth integrand that vanishes at
 both ends. The box grows until the integrand is 40 nats below its maximum at every face. Then the
-spacing is halved until the integral no longer changes. No node is evaluated twice. The range of the
-prior only decides where the search begins.
+spacing is halved until the integral no longer changes. The prior only sets where the search begins.
 """
 
 import itertools
@@ -29,8 +28,8 @@ Node = tuple[int, ...]
 class Lattice:
     """The nodes of one integral and the known log values of its integrand.
 
-    Evaluate the nodes that `wanted` returns and pass the values to `learn`, until `wanted` returns
-    no more nodes.
+    Pass the values at the nodes that `wanted` returns to `learn`, until `wanted` returns none. No
+    node is evaluated twice.
     """
 
     def __init__(self, ranges: Sequence[tuple[float, float]], tolerance: float) -> None:

@@ -48,8 +48,7 @@ class Runs(NamedTuple):
     node: Float[np.ndarray, "runs axes"]
     """Unconstrained values of the continuous conditions."""
     log_weight: Float[np.ndarray, " runs"]
-    """Log evidence or ELBO, including the log prior of the conditions, summed over all values that
-    the run stands for."""
+    """Log evidence or ELBO with the prior of the conditions, of all values the run stands for."""
 
 
 Finish = Callable[[Runs, Scene, Conditions, Float[np.ndarray, "K K"]], Result]

@@ -1,11 +1,10 @@
 """Check a variational result by importance weights of q against the program, match summed out.
 
 The proposal is q(Y) averaged over the symmetries of the program. The evidence is a sum over all
-copies of a mode: a q in one copy alone would give an evidence that is log(copies) too low, with no
-sign of it in the weights. Modes that are not copies of each other need a q each, so a batch of
-local optima (`local_optima`) is used as a mixture. Weights cannot reveal a mode that q never
-visits, so for the evidence the matches near these optima (`inference.diagnostics.neighbours`) are
-added to the mixture.
+copies of a mode: with a q in a single copy it would be log(copies) too low, with no sign of it in
+the weights. Modes that are not copies need a q each, so a batch of local optima (`local_optima`) is
+used as a mixture. Weights cannot reveal a mode that q never visits, so for the evidence the matches
+near these optima (`inference.diagnostics.neighbours`) are added to the mixture.
 """
 
 import itertools

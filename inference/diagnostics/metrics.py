@@ -4,13 +4,12 @@ The paper's four metrics are values for each scene: `sa`, segmentation accuracy;
 Rand index; `vi`, the variation of information in nats; `scene_accuracy`, 1 where the scene is
 right. Two protocols say what is compared, and their numbers are never mixed:
 
-- `partition`: compares how points are grouped by object; missing points are one more group. It is
-  the protocol of the paper's tables with the ground-truth mask, and the one to judge by. Clutter,
-  points that belong to no object, is a group too, labelled K; a scene is right only if its clutter
-  agrees with the truth.
-- `slots`: the protocol of the paper's main table. The scenes of its test sets have one row for each
-  part of each template, so a row is also a slot. A slot is found if its part has any point. So a
-  lone square in the slots of the other square counts as wrong, although the scene is parsed right.
+- `partition`: the groups of points by object, with missing points as one more group. It is that of
+  the paper's tables with the ground-truth mask, and the one to judge by. Clutter, points that
+  belong to no object, is a group labelled K; a right scene has the clutter of the truth.
+- `slots`: that of the paper's main table. The scenes of its test sets have one row for each part of
+  each template, so a row is also a slot. A slot is found if its part has any point. So a lone
+  square in the other square's slots counts as wrong, although the scene is parsed correctly.
 """
 
 from typing import NamedTuple
@@ -124,10 +123,7 @@ def ccae_scores(
     ccae_present: Bool[np.ndarray, "scenes K"],
     owner: Int[np.ndarray, " N"],
 ) -> dict[str, Scores]:
-    """Score predictions of CCAE under both protocols.
-
-    CCAE predicts an object for each row, and which objects are present.
-    """
+    """Both protocols for CCAE, which predicts an object for each row and the present objects."""
     predicted = ccae_object.astype(int)
     slots = mask_slots(predicted, ccae_present[:, owner])
     return {

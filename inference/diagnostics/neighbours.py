@@ -1,10 +1,10 @@
 """Search for matches that a variational result may have missed.
 
-With missing parts a point can often be one part as well as another. The posterior then has a mode
-for each of many matches, of which coordinate ascent finds some. The search starts at the matches of
-its optima and at draws from the prior. It moves to every match that differs by one change, as long
-as the matches explain the points about as well as the best one. If there are few matches, all are
-searched; otherwise a mode that is far from all others may be missed.
+With missing parts a point can often be one part as well as another, so the posterior has a mode for
+each of many matches, and coordinate ascent finds some. The search starts at the matches of its
+optima and at prior draws. It moves to every match that differs by one change, as long as matches
+explain the points about as well as the best one. If there are few matches, all are searched;
+otherwise a mode that is far from all others may be missed.
 """
 
 import itertools
@@ -98,10 +98,7 @@ def _scores(
 
 
 def _changes(match: Int[np.ndarray, " N"], shared: bool) -> Int[np.ndarray, "changes N"]:
-    """All matches that move one point to another part.
-
-    A point that had this part takes the old part of the first, unless points may share parts.
-    """
+    """All matches that move one point to another part; unless parts are shared, points swap."""
     changed = []
     for row in np.flatnonzero(match >= 0):
         for part in np.delete(np.arange(len(match)), match[row]):

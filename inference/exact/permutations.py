@@ -70,9 +70,8 @@ class Plan(NamedTuple):
 class Grid(NamedTuple):
     """The log weight of every pair of rows of `Placements`, including the prior of the pose.
 
-    The posterior mean of the pose given a placement is the prior mean plus a contribution of each
-    of its two rows. The contribution of a row also depends on the pattern of the other row, that
-    is, on which of its parts have a point.
+    The posterior mean of the pose given a placement is the prior mean plus a term of each of its
+    two rows. The term of a row also depends on the pattern of the other one, its parts with points.
     """
 
     log_weight: Float[Array, "left right *scenes"]
@@ -149,9 +148,8 @@ def object_grid(
 ) -> Grid:
     """The marginal likelihood of every placement on the parts of object k, pose integrated out.
 
-    The pose is conditioned on one feature of the placed points after another, left half first.
-    Feature i, in units of its noise and relative to the prior mean, is
-    r_i = (x - m - F mu_0) / sqrt(v), and
+    Conditions on the features of the placed points one by one, left half first. Feature i, in units
+    of its noise and relative to the prior mean, is r_i = (x - m - F mu_0) / sqrt(v), and
 
         log p(x) = -1/2 sum_i (z_i^2 + 2 log s_i + log(2 pi v_i)),    z_i = (r_i - E r_i) / s_i,
 
@@ -277,12 +275,9 @@ def _object_moments(
 ) -> tuple[Float[Array, "M n *scenes"], Float[Array, "p *scenes"], Float[Array, "p p *scenes"]]:
     """Marginals and moments of one object.
 
-    Scans the grid row by row. The covariance between placements is a sum of squares around the
-    posterior mean, because a difference of second moments may be indefinite.
-
-    Args:
-        outside: for each subset of the object, the log weight of all ways to assign the other
-            points, relative to the evidence.
+    `outside` has, for each of its subsets, the log weight of all ways to assign the other points,
+    relative to the evidence. Scans the grid row by row. The covariance between placements is a sum
+    of squares around the mean, because a difference of second moments may be indefinite.
     """
     placed = plan.placed[k]
     of_right = placed.right_pattern

@@ -56,9 +56,9 @@ def run(
     mixture over matches). `partitions` lists the most probable partitions of the points with their
     probabilities; `best_match` is the part of each row in the most probable match. The best match
     need not have the most probable partition, which sums over many matches, and the two may name
-    identical objects differently. Without further latent sites, `partitions` has only those that
-    are proven to be more probable than all unlisted ones, and the first in any case;
-    `details["proven"]` says whether the first is proven.
+    identical objects differently. Without further latent sites, `partitions` has the first and
+    those proven to be more probable than all unlisted ones; `details["proven"]` says whether the
+    first is proven.
     """
     report = reporter(progress_bar)
     return solve_scenes(

@@ -19,8 +19,7 @@ from jaxtyping import Bool, Int
 from models.errors import InputError
 
 MAX_TERMS = 2_000_000
-"""Largest number of placements of one object, or of splits of point sets in total; larger scenes
-are refused."""
+"""Largest number of placements of one object, or of splits; larger scenes are refused."""
 
 
 class Placements(NamedTuple):
@@ -116,12 +115,9 @@ def placements(num_points: int, num_parts: int, fewest: int) -> Placements:
 
 @functools.cache
 def levels(num_points: int, sizes: tuple[int, ...]) -> tuple[Level, ...]:
-    """List the splits at each level; the last level has only the full set.
+    """List the splits for objects of these sizes; the last level has only the full set.
 
     A set is listed only if the objects up to this one can fill it and the others can take the rest.
-
-    Args:
-        sizes: the number of parts of each object.
     """
     windows = _windows(num_points, sizes)
     before = np.zeros(1, int)

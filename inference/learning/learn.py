@@ -1,9 +1,8 @@
 """Learn the values of a program's `numpyro.param` sites from many scenes without labels.
 
-The algorithm is expectation maximisation. The E-step infers every scene
-(`inference.learning.expectation`). The M-step maximises the expected log joint density over the
-parameters with that posterior held fixed (`inference.learning.maximisation`). With exact E-steps
-the summed log evidence never falls.
+By expectation maximisation: the E-step infers every scene (`inference.learning.expectation`), and
+the M-step maximises the expected log joint density over the parameters with that posterior fixed
+(`inference.learning.maximisation`). With exact E-steps the summed log evidence never falls.
 """
 
 import functools
@@ -26,8 +25,8 @@ from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
 SEARCH_EVERY = 5
-"""With `ds`, parses are searched for again in every such round; in other rounds coordinate ascent
-starts from the last match probabilities."""
+"""With `ds`, every fifth round searches for parses again; in the others, coordinate ascent starts
+from the last match probabilities."""
 
 _NO_SLOPE = 1e-6  # slope per scene that counts as zero, where scores cancel by symmetry
 

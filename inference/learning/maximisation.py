@@ -26,8 +26,7 @@ from models.program.sites import Program
 from models.scenes import Scene
 
 MAX_ITERATIONS = 50
-"""Largest number of L-BFGS iterations in an M-step. The next E-step changes the objective, so more
-are of no use."""
+"""L-BFGS iterations in an M-step, at most. More are of no use: the E-step changes the objective."""
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -136,8 +135,7 @@ def _pieces_that_depend(
         kept.append(jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), model))
         return flat
 
-    # Under vmap, only arrays that depend on the parameters are tracers.
-    jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])
+    jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])  # only dependent arrays are traced
     return kept[0]
 
 

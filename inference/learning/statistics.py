@@ -81,9 +81,8 @@ def _of_points(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
 def _of_poses(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
     """E_q log p(pose), eq. p_Y, of objects that have points.
 
-    The posterior of a pose without points is its prior, whatever the parameters are, so it tells
-    nothing about them. Including it with q held fixed would also be valid, but slow: it would pull
-    the new prior towards the old one.
+    The posterior of a pose without points is its prior, which tells nothing about the parameters.
+    Including it with q fixed would be valid but slow: it would pull the new prior to the old one.
     """
 
     precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, -1))

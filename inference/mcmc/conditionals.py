@@ -1,7 +1,6 @@
-"""The conditional distributions of Gibbs sampling: each block of sites given the others.
+"""The blocks of Gibbs sampling: draw every site given the others, for all replicas at once.
 
-All replicas of a chain, one for each beta, are drawn at once; they take the place of scenes in
-`guides.meanfield`.
+The replicas of a chain, one for each beta, take the place of scenes in `guides.meanfield`.
 """
 
 from collections.abc import Callable, Mapping
@@ -227,10 +226,7 @@ def draw_precision(
     replicas: Sites,
     betas: Float[Array, " rungs"],
 ) -> Float[Array, " rungs"]:
-    """Draw the precision given match and poses.
-
-    Each matched feature adds half a count to its Gamma, and half a square to the rate.
-    """
+    """Draw the precision given match and poses: each matched feature adds half a count and a square."""
     assert model.precision_prior is not None
     match = jnp.where(model.parts.is_clutter, 0.0, _matched(replicas["match"]))
     counted = model.seen[:, None] & model.parts.feature_mask[None]

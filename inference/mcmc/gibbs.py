@@ -8,17 +8,15 @@ of the chain sample
     p(pose) p(match) p(points | pose, match)^beta
 
 at a ladder of betas from 0, the prior, to 1, the posterior, and neighbours exchange their matches.
-Poses are integrated out of the exchange and drawn again after it. So only the other sites decide
-whether an exchange is accepted, and a dozen rungs are enough. The ladder also gives the log
-evidence.
+Poses are integrated out of the exchange and drawn again after it, so they do not hinder it and a
+dozen rungs are enough. The ladder also gives the log evidence.
 
 Discrete conditions, such as which objects are present, are drawn together with the match: first
 their joint value with the match summed out, then the match given this value. Poses of absent
 objects come from the prior. An object with a pose from the prior has hardly a point near it, so at
 beta = 1 values seldom change; at beta = 0 they are drawn independently, and neighbours exchange
 them with matches. Continuous scalars with other priors than a Gamma on the precision (a noise
-scale, a scale of the poses, a visibility) are drawn by slice sampling with the poses integrated
-out.
+scale, a scale of the poses, a visibility) are slice sampled with the poses integrated out.
 """
 
 import functools
@@ -225,8 +223,7 @@ def _conditions(program: Program, scene: Scene, factors: frozenset[str]) -> Cond
 
 
 def _log_data(program: Program, scene: Scene, listed: Conditions, factors: frozenset[str]) -> float:
-    """Log probability of all data other than the points, with the conditions summed or integrated
-    out."""
+    """Log probability of all data other than the points, marginal over the conditions."""
     possible = possible_values(program, scene)
     listed = listed._replace(values=possible)
     alone = Scene(**scene.batch().observed)

@@ -14,8 +14,7 @@ MAX_OUT = 16
 """Largest size of the interval, in units of `WIDTH`."""
 
 MAX_STEPS = 128
-"""Largest number of evaluations. A replica that is not done by then keeps its value; the interval
-has shrunk to nothing long before."""
+"""Evaluations after which a replica keeps its value; its interval has vanished long before."""
 
 _LEFT, _RIGHT, _SHRINK, _DONE = range(4)
 

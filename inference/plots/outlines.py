@@ -43,7 +43,7 @@ def outline_at(
 def _pose_at_match(
     result: Result, parts: Parts, match: Int[np.ndarray, " N"], k: int
 ) -> Float[np.ndarray, " p"] | None:
-    """The least-squares pose of object k given the match of its points; None if there is none."""
+    """The least-squares pose of object k given the match; None if the match does not fix it."""
     rows = np.flatnonzero(result.labels == k)
     met = match[rows]
     kinds = template_kinds(parts)

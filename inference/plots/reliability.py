@@ -11,8 +11,8 @@ from inference.plots.scenes import COLOURS, MARKERS, style
 def plot_reliability(found: Mapping[str, Reliability]) -> Figure:
     """Plot observed frequencies against predicted probabilities.
 
-    Calibrated probabilities are on the diagonal. Below it a method is overconfident about likely
-    events, above it underconfident. The area of a mark grows with the number of events.
+    A method is overconfident about likely events below the diagonal, and underconfident above it.
+    The area of a mark grows with the number of events.
     """
     with style():
         figure = Figure(figsize=(4.6, 4.4), layout="constrained")

@@ -47,10 +47,9 @@ def make_data(groups: Mapping[str, Group], coords: Mapping[str, Any]) -> Data:
 
 
 def summary(data: Data, **options: Any) -> Any:  # a pandas.DataFrame
-    """`az.summary`, without NumPy's warnings for constant variables.
+    """`az.summary` without NumPy's warnings for constants, such as many entries of `match`.
 
-    The R-hat of an entry of `match` that is the same in all draws is 0 / 0. It is NaN here as in
-    `az.summary`.
+    Their R-hat is 0 / 0; it is NaN here as in `az.summary`.
     """
     if _is_new():
         from arviz_stats import summary as table

@@ -100,9 +100,8 @@ def latents_at(
 
     Solves a least-squares problem in the unconstrained values of the sites on which poses depend.
     The cost is the squared distance to the target pose in units of its covariance, plus that to the
-    prior mean in units of the prior standard deviations. It starts from the prior draws of least
-    cost. Other sites keep their values, and so does a chain for which no start ends in finite
-    numbers.
+    prior mean in units of the prior standard deviations. Starts are the prior draws of least cost.
+    Other sites keep their values, and so does a chain if no start ends in finite numbers.
 
     Args:
         names: the sites on which poses depend.

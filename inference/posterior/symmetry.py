@@ -30,10 +30,7 @@ _PROBES = 2  # prior draws at which the density is compared
 
 
 class Turn(NamedTuple):
-    """A map of poses from a source object to a target object.
-
-    A source at pose y and a target at pose `matrix` y + `shift` have parts in the same places.
-    """
+    """A source at pose y and a target at `matrix` y + `shift` have parts in the same places."""
 
     matrix: Float[np.ndarray, "p p"]
     shift: Float[np.ndarray, " p"]
@@ -54,8 +51,7 @@ class Turn(NamedTuple):
 
 
 class Symmetry(NamedTuple):
-    """All turns between objects, `turns[source, target]`; those of an object to itself begin with
-    the identity.
+    """All turns between objects, `turns[source, target]`; from an object to itself, identity first.
 
     The group consists of all permutations of objects of one kind, combined with any turns.
     """

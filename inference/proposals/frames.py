@@ -19,8 +19,7 @@ OUTSIDE = 1e-6
 """Probability that a gate excludes the point of a part."""
 
 CELLS, AROUND = 512, 4
-"""Number of cells along each side of the table of the plane, and the radius in cells within which a
-point is near."""
+"""Cells along each side of the table of the plane, and the radius in cells of a neighbourhood."""
 
 
 class Frames(NamedTuple):

@@ -56,8 +56,7 @@ class Effort(NamedTuple):
     gate: float
     """Gate variance in units of the noise; zero for the noise capped at `TIGHT`."""
     candidates: int
-    """Number of candidates of each kind, before points are left out; at least the number of parts
-    is used."""
+    """Candidates of each kind, before points are left out; at least the number of parts is used."""
 
 
 TIGHTEST = Effort(0.0, 8)
@@ -262,8 +261,7 @@ def _priced(
 
     With a wide gate an object has thousands of candidates that are nearly as good as the best one,
     and most take points that other objects need. The prices of points measure this need. Candidates
-    that gain more than the prices of their points are added, and prices are computed again, until
-    there are none.
+    that gain more than their prices are added and prices updated, until there are none.
     """
     for _ in range(MAX_ROUNDS):
         price = relax(columns, points, plan)

@@ -31,8 +31,7 @@ class Structure(NamedTuple):
     """Parts of each object, padded with its first part; the background is not an object."""
     valid: Bool[np.ndarray, "K most"]
     basis_size: int
-    """Number of points that fix a pose: ceil(pose dimensions / features), at most the number of
-    parts of any object."""
+    """Points that fix a pose: ceil(pose dimensions / features), at most the parts of an object."""
     pose_dim: int
 
 

@@ -37,8 +37,7 @@ def best_cover(
     exchangeable: the first of them gets the earlier candidate, or none if there is only one.
 
     Args:
-        promise: lower bound on the cost that the objects after each one add, by the number of free
-            points.
+        promise: lower bound on the cost added by the objects after each one, by free points.
     """
     some, rows = candidates.claims.shape[1:]
     num_objects = len(kind)
@@ -87,7 +86,6 @@ def promises(
     stray e. It explains at least `fewest` points, or all of its parts if they are fewer.
 
     Args:
-        lack: cost of a missing part.
         stray: cost of an unexplained point; by default `lack`.
     """
     stray = lack if stray is None else stray

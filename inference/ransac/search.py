@@ -48,8 +48,8 @@ than 0.1, and a hypothesis costs the sum of its squared distances."""
 
 PUBLISHED: dict[str, Any] = PAPER | {"tolerance": math.sqrt(0.1), "cost": "others"}
 """Settings of `run` that follow the code published with the paper: it compares the *squared*
-distance with 0.1, and a hypothesis costs the mean squared distance of its parts beside the basis,
-the first two vertices."""
+distance with 0.1, and a hypothesis costs the mean squared distance of its parts other than the
+basis, the first two vertices."""
 
 
 class Plan(NamedTuple):

@@ -43,11 +43,9 @@ def run(
     """Infer one scene or each scene of a batch from the match logits of a network.
 
     Args:
-        program: a program as for coordinate ascent; pairs that its match prior forbids have
-            probability zero.
+        program: as for coordinate ascent; pairs that its match prior forbids have probability zero.
         rng_key: not used; nothing is random here.
-        match_logits: `match_logits` of a guide that was trained for this program
-            (`guides.amortised.amortise`).
+        match_logits: from a guide trained for this program (`guides.amortised.amortise`).
     """
     result = solve_scenes(
         program,

@@ -39,8 +39,7 @@ _DEFAULT = Schedule()
 InitStrategy = Literal["parses", "draws", "uniform"] | Logits
 
 MAX_TRIED = 256
-"""With more joint values of the discrete sites, such as sets of present objects, they are searched
-among instead of all tried."""
+"""If there are more sets of present objects, they are searched among instead of all tried."""
 
 PUBLISHED_GMM: dict[str, Any] = {
     "init_strategy": "uniform",
@@ -73,14 +72,13 @@ def run(
 
     Args:
         program: a NumPyro program with a Normal pose prior, one of the three match priors, and
-            `MatchedParts`; optionally a Gamma `precision` and, for a mixture, Dirichlet
-            `part_probs`.
+            `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
         rng_key: a scene's result depends on the key and on the scene's place in the batch.
         num_restarts: number of runs per scene. With parses it is an upper limit: only parses that
             could still win are run.
         init_strategy: the best "parses" of the scene; "draws" of them, in proportion to their
-            weights; the paper's "uniform" random R; or the `match_logits` of an amortised guide:
-            the first run begins at the logits, further runs at noisy copies.
+            weights; the paper's "uniform" random R; or the `match_logits` of an amortised guide,
+            with noise from the second run on.
         projection: how R is found: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM) or "bethe"; "auto"
             takes the one that fits the match prior of the program.
         fewest_points: a run is sparse if an object surely has a point but fewer than this many in

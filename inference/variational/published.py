@@ -7,8 +7,7 @@ differs from the paper's text, and from `inference.cavi`, in ways that matter fo
 - log rho leaves out the constant of the Normal density, and Sinkhorn stops after two sweeps,
   columns first. With converged Sinkhorn the constant of a row would not matter; here it decides how
   much of a column the dummy rows take.
-- The precision doubles whenever the ELBO has settled below the full precision, so that it goes from
-  500 to 16,000.
+- The precision doubles whenever the ELBO settles below the full precision: from 500 to 16,000.
 - Whenever the ELBO has settled in a sparse solution the run restarts, *within* its 500 steps. All
   steps are made, and the run ends wherever it is then.
 - The restart with the highest ELBO is taken. (The published script also stops at the first restart

@@ -138,9 +138,8 @@ def default_optimizer(*, is_flow: bool) -> "optax.GradientTransformation":
     too small to converge.
 
     The parameters of a flow are weights of networks. Its steps are smaller, its gradients are
-    clipped, and steps are halved every 150 after 1000. If they were halved every 500, the ELBO
-    would still vary by 0.01 nats or more between evaluations after 3000 steps, and no run would
-    settle.
+    clipped, and steps are halved every 150 after 1000. Halved every 500, the ELBO would still vary
+    by 0.01 nats or more between evaluations after 3000 steps, and no run would settle.
     """
     import optax
 
