@@ -192,9 +192,9 @@ def _refuse_endless(lattices: list[Lattice], conditions: Conditions) -> None:
     if any(lattice.endless for lattice in lattices):
         names = " and ".join(repr(name) for name in conditions.continuous)
         raise InputError(
-            f"site {names}: its posterior density never falls off, so it cannot be integrated. "
-            "Perhaps a match fits the points exactly, so that the density grows without bound as "
-            "the noise vanishes; choose a prior that forbids this, or fix the site"
+            f"site {names}: its posterior density never falls off, so it cannot be integrated; "
+            "perhaps a match fits the points exactly, and the density grows without bound as the "
+            "noise vanishes: choose a prior that forbids this, or fix the site"
         )
 
 

@@ -226,7 +226,7 @@ def draw_precision(
     replicas: Sites,
     betas: Float[Array, " rungs"],
 ) -> Float[Array, " rungs"]:
-    """Draw the precision given match and poses: each matched feature adds half a count and a square."""
+    """Draw the precision given match and poses: a Gamma with half a count per matched feature."""
     assert model.precision_prior is not None
     match = jnp.where(model.parts.is_clutter, 0.0, _matched(replicas["match"]))
     counted = model.seen[:, None] & model.parts.feature_mask[None]

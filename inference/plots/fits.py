@@ -190,8 +190,7 @@ def plot_gap(variational: Result, exact: Result) -> Figure:
     if exact.log_evidence is None or len(exact) != len(variational):
         raise InputError(
             f"the second result must be from exact inference on the same {len(variational)} "
-            f"scenes, got {len(exact)} scenes from {exact.method!r}; run inference.exact on the "
-            "same batch"
+            f"scenes, got {len(exact)} from {exact.method!r}; run inference.exact on the same batch"
         )
     evidence = np.asarray(exact.log_evidence)
     right = same_partition(variational.labels, exact.labels, exact.pose_mean.shape[-2])

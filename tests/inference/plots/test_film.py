@@ -107,7 +107,7 @@ def test_the_window_is_the_same_in_all_frames_and_has_the_points():
 
 
 def test_a_film_wants_a_history():
-    with pytest.raises(InputError, match="no history of one; infer a single scene with history"):
+    with pytest.raises(InputError, match="result has none; infer a single scene with history"):
         film.write_film(replace(RESULT, history=None), PARTS, io.BytesIO())
 
 
