@@ -1,6 +1,6 @@
 """Convert a result of any method to ArviZ's InferenceData or DataTree, with named dimensions.
 
-posterior             pose (object, pose_dim); sites with an entry for each object, such as
+posterior             pose (object, pose_dim); discrete sites with an entry for each object, such as
                       presence (object); other sites as they are; match (point, part) on request
 log_likelihood        points (point): log p(point | all other points, draw), match summed out
 observed_data         points (point, feature)

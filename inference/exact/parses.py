@@ -151,7 +151,7 @@ def best_configurations(
 
     A forward pass finds the weight of the best way to fill every point set. A backward pass, from
     the last object to the first, keeps the `count` partial ways with the best completions. This
-    loses none of the best ways: a partial way is dropped only if `count` others complete better.
+    loses none of the best ways: a way is dropped only if `count` others complete at least as well.
     """
     best = [jnp.zeros((1, *tables[0].shape[1:]))]
     for table, level in zip(tables, levels, strict=True):
