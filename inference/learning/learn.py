@@ -25,8 +25,8 @@ from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
 SEARCH_EVERY = 5
-"""With `ds`, every fifth round searches for parses again; in the others, coordinate ascent starts
-from the last match probabilities."""
+"""With `ds`, parses are searched for again in rounds divisible by this; in the others, coordinate
+ascent starts from the last match probabilities."""
 
 _NO_SLOPE = 1e-6  # slope per scene that counts as zero, where scores cancel by symmetry
 
