@@ -1,4 +1,4 @@
-"""How it is computed: methods, `run(program, scene, ...)` with a `Result`, and `learn`."""
+"""Inference: methods with `run(program, scene, ...)` that return a `Result`, and `learn`."""
 
 from inference import exact, ransac
 from inference.diagnostics.to_arviz import to_arviz

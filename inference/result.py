@@ -1,4 +1,4 @@
-"""What every method has: a `run` that checks its scene once, and one type of result.
+"""The result type of all methods, and the decorator of their `run`.
 
 A `Result` says what was asked, what was found, and whether to believe it.
 """
@@ -18,16 +18,16 @@ from models.errors import InputError
 from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
-_ROUNDING = 1e-6  # of the sum of a row's probabilities
+_ROUNDING = 1e-6  # tolerance of the sum of a row's probabilities
 
 Settings = ParamSpec("Settings")
 Report = Callable[[int, int], None]
-"""Called with (done, in all) now and then."""
+"""Called with (steps done, steps in total) to report progress."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a method found in a scene, or, with a leading axis throughout, in a batch of scenes.
+    """What a method found in a scene or in a batch of scenes, with a leading axis in all fields.
 
     `elbo` and `log_evidence` go up as the fit gets better. A method has one of them or neither.
     """
@@ -49,23 +49,23 @@ class Result:
     log_evidence_error: Float[np.ndarray, "*batch"] | None = None
     """Standard error of a sampler's estimate."""
     best_match: Int[np.ndarray, "*batch N"] | None = None
-    """The part of each row in the single best match, -1 in dummy rows; of exact inference."""
+    """The part of each row in the most probable match, -1 in dummy rows; from exact inference."""
     partitions: list[Any] | None = None
-    """The most probable partitions of a scene, or of each of a batch: (labels, probability)."""
+    """The most probable partitions, (labels, probability), of a scene or of each scene."""
     explained: Bool[np.ndarray, "*batch N"] | None = None
-    """Which rows a method that may leave points over has a part for."""
+    """Which rows have a part, for a method that may leave points unexplained."""
     conditions: dict[str, np.ndarray] = field(default_factory=dict)
     """Values of the sites that were summed or integrated over, in the best run."""
     seconds: float = 0.0
     history: dict[str, np.ndarray] | None = None
-    """What happened at each step, (*batch, steps, ...), where it was asked for."""
+    """Quantities at each step, (*batch, steps, ...), if requested."""
     draws: dict[str, np.ndarray] | None = None
     """Draws of a sampling method by site, (chains, draws, ...); `match` is the part of each row, -1
     in dummy rows. For single scenes only."""
     sample_stats: dict[str, np.ndarray] | None = None
-    """What the sampler says of each draw, (chains, draws), under ArviZ's names."""
+    """Statistics of the sampler for each draw, (chains, draws), under ArviZ's names."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What only this method has to say; in a batch, a value for each scene."""
+    """Further results that are specific to the method; in a batch, a value for each scene."""
 
     def __post_init__(self) -> None:
         """Reject non-finite or unnormalised results."""
@@ -83,7 +83,7 @@ class Result:
 
     @property
     def log_value(self) -> Float[np.ndarray, "*batch"]:
-        """The log evidence or, of a method that bounds it, the ELBO."""
+        """The log evidence or, for a method that bounds it, the ELBO."""
         value = self.elbo if self.log_evidence is None else self.log_evidence
         assert value is not None
         return value
@@ -114,16 +114,16 @@ class Result:
         return f"{self.method}: {state} after {int(np.sum(self.steps))} steps{value}"
 
     def take(self, index: Any) -> "Result":
-        """The result for one scene of a batch, or for some by an array of their numbers."""
+        """The result for one scene of a batch, or for several by an array of indices."""
         return _mapped(lambda x: x[index], [self]) if self.is_batch else self
 
 
 def method(
     run: Callable[Concatenate[Program, Scene, Settings], Result],
 ) -> Callable[Concatenate[Program, Scene, Settings], Result]:
-    """Check the scene before `run`, and write down afterwards how many seconds it took.
+    """Decorate `run`: check the scene before, and record the seconds that it took.
 
-    `run` may treat a single scene as a batch of one; what comes back is the result of that one.
+    `run` may return a batch of one for a single scene; this is reduced to a single result.
     """
 
     @functools.wraps(run)
@@ -143,7 +143,7 @@ def method(
 
 
 def reporter(progress_bar: bool | Report) -> Report:
-    """What to call while a method runs: a bar on the screen, nothing, or the function given."""
+    """The function that reports progress: a bar on the screen, nothing, or the one given."""
     if callable(progress_bar):
         return progress_bar
     if not progress_bar:
@@ -162,7 +162,7 @@ def reporter(progress_bar: bool | Report) -> Report:
 
 
 def join_results(results: Sequence[Result]) -> Result:
-    """Results of one method for batches of scenes as one."""
+    """Join the results of one method for several batches."""
     if len(results) == 1:
         return results[0]
 
@@ -178,7 +178,7 @@ _OF_ALL_SCENES = ("method", "owner", "seconds", "draws", "sample_stats")
 
 
 def _mapped(function: Callable[..., Any], results: Sequence[Result]) -> Result:
-    """A result with `function` of whatever has a value for each scene."""
+    """Apply a function to all fields that have a value for each scene."""
     names = [field.name for field in fields(Result) if field.name not in _OF_ALL_SCENES]
     trees = [{name: getattr(result, name) for name in names} for result in results]
     mapped = jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, list))
@@ -190,7 +190,7 @@ def partition(
     owner: Int[np.ndarray, " N"],
     present: Bool[np.ndarray, "*batch N"],
 ) -> Int[np.ndarray, "*batch N"]:
-    """The object that each point most probably belongs to, K for clutter, -1 for dummy rows."""
+    """The most probable object of each point, K for clutter, -1 for dummy rows."""
     mass = match_probs @ np.eye(owner.max() + 1)[owner]
     return np.where(present, mass.argmax(axis=-1), -1)
 
@@ -198,7 +198,7 @@ def partition(
 def certain(
     match: Int[np.ndarray, "scenes N"], present: Bool[np.ndarray, "scenes N"]
 ) -> Float[np.ndarray, "scenes N N"]:
-    """A match as probabilities; dummy rows share the parts that are left."""
+    """A match as probabilities; dummy rows share the remaining parts equally."""
     points = np.where(present[..., None], np.eye(match.shape[-1])[match], 0.0)
     left = 1.0 - points.sum(axis=1, keepdims=True)
     dummies = np.maximum((~present).sum(axis=1), 1)[:, None, None]
@@ -208,13 +208,13 @@ def certain(
 def grouping_of(
     labels: Int[np.ndarray, "*batch N"], num_objects: int | None
 ) -> Bool[np.ndarray, "*batch N N"]:
-    """Which rows belong together, whatever their objects are called, and which are clutter.
+    """Which rows belong together, whatever the names of their objects, and which are clutter.
 
-    The diagonal is true for clutter: the background is no object, so points of no object are never
-    the same as points of one. Labellings are the same partition if these matrices are equal.
+    The diagonal is true for clutter only, so a group of clutter differs from the same group as an
+    object. Labellings are the same partition if and only if these matrices are equal.
 
     Args:
-        num_objects: K, the label of clutter; None where there is none.
+        num_objects: K, the label of clutter; None without clutter.
     """
     together = labels[..., :, None] == labels[..., None, :]
     is_clutter = np.equal(labels, -2 if num_objects is None else num_objects)

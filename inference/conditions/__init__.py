@@ -1,1 +1,1 @@
-"""Sites that are summed over: sets of present objects, and the search among them."""
+"""Further latent sites: list their values and sum or integrate over them."""

@@ -1,8 +1,7 @@
-"""Which values of discrete conditions are swaps of each other.
+"""Find the values of discrete conditions that differ only by a swap of alike objects.
 
-Where two objects are alike, a value of the conditions and the same value with the two objects
-swapped have the same evidence, and one of them is enough. Whether a swap changes anything is seen
-from what was read of the program at all values, not assumed.
+Such values have the same evidence, so it is enough to solve one of them. Whether a swap changes
+anything is checked on the arrays read from the program at all values, not assumed.
 """
 
 from typing import Any
@@ -19,15 +18,15 @@ Values = dict[str, np.ndarray]
 
 
 def alike_objects(reading: Reading, values: Values, count: int) -> Int[np.ndarray, " K"]:
-    """For each object the first one whose swap with it changes nothing but names.
+    """For each object, the first object with which it can be swapped; itself if there is none.
 
-    Where it does, values that are swapped along with the objects have the same pieces, swapped.
+    A swap must map the arrays read at each joint value to those at the value with objects swapped.
     """
     template = np.array(reading.skeleton.alike)
     num_objects = len(template)
     if not values:
         return np.arange(num_objects)
-    # Objects whose pieces depend on the conditions are told apart by `skeleton`: compare again.
+    # `skeleton.alike` separates objects whose arrays depend on the conditions: compare these here.
     owner = np.array(reading.skeleton.owner)
     parts = reading.skeleton.parts
     varying = jax.tree.map(np.asarray, reading.model)
@@ -83,7 +82,7 @@ def _swap_is_a_symmetry(
 def _swapped_values(
     values: Values, order: Int[np.ndarray, " K"]
 ) -> Int[np.ndarray, " values"] | None:
-    """For each joint value the number of the one with two objects swapped."""
+    """For each joint value, the index of the value with the objects reordered; None if unlisted."""
     flat, moved = [], []
     for x in values.values():
         of_objects = x.ndim > 1 and x.shape[1] == len(order)
@@ -97,7 +96,7 @@ def _swapped_values(
 def classes(
     values: Values, template: Int[np.ndarray, " K"]
 ) -> tuple[Int[np.ndarray, " classes"], Int[np.ndarray, " values"]]:
-    """The first value of each class of those that are swaps of each other, and how many each is."""
+    """The first value of each class under swaps, and the size of its class (1 at other values)."""
     size = len(template)
     count = len(next(iter(values.values()))) if values else 1
     of_objects = [x for x in values.values() if x.ndim > 1 and x.shape[1] == size]

@@ -1,8 +1,8 @@
-"""Results of a scene under several conditions, put together by what each condition explains.
+"""Combine the results of a scene under several conditions, weighted by their evidence.
 
-A condition is a value of something that the closed forms want known: which objects are present, or
-how large the noise is. The evidence of a scene is the sum of the conditions' evidences, and a sum
-of lower bounds is a lower bound.
+A condition is a value of a latent site that the closed forms require to be known, such as which
+objects are present or how large the noise is. The evidence of a scene is the sum of the evidences
+under its conditions, and a sum of lower bounds is a lower bound.
 """
 
 from dataclasses import replace
@@ -15,10 +15,10 @@ from inference.result import Result, grouping_of
 from models.scenes import Scene
 
 NUM_PARTITIONS = 4
-"""Most probable partitions that are reported."""
+"""How many of the most probable partitions are reported."""
 
 NUM_SETS = 4
-"""Most probable values of a discrete condition that are reported."""
+"""How many of the most probable values of a discrete condition are reported."""
 
 
 def mix(
@@ -27,15 +27,15 @@ def mix(
     scene_of: Int[np.ndarray, " runs"],
     log_weight: Float[np.ndarray, " runs"],
 ) -> tuple[Result, Float[np.ndarray, " runs"]]:
-    """The mixture over the runs of each scene, and the posterior weight of each run.
+    """Mix the runs of each scene, and return the posterior weight of each run.
 
-    Match probabilities and pose moments are those of the mixture; the partition is the most
-    probable one, where a method lists them, and else that of the best run.
+    Match probabilities and pose moments are those of the mixture. The partition is the most
+    probable one if the method lists partitions, and that of the best run otherwise.
 
     Args:
-        found: a result for each run.
+        found: a batch of results, one for each run.
         scene_of: the scene of each run.
-        log_weight: evidence or ELBO of each run, with the prior of its condition.
+        log_weight: log evidence or ELBO of each run, including the log prior of its condition.
     """
     num_scenes = len(scenes.points)
     total, weight = weigh(log_weight, scene_of, num_scenes)
@@ -76,7 +76,7 @@ def mix(
 def weigh(
     log_weight: Float[np.ndarray, " runs"], scene_of: Int[np.ndarray, " runs"], num_scenes: int
 ) -> tuple[Float[np.ndarray, " scenes"], Float[np.ndarray, " runs"]]:
-    """Log of the total weight of each scene, and the share of each run in it."""
+    """Log of the total weight of each scene, and the normalised weight of each run."""
     highest = np.full(num_scenes, -np.inf)
     np.maximum.at(highest, scene_of, log_weight)
     summed = np.bincount(scene_of, np.exp(log_weight - highest[scene_of]), num_scenes)
@@ -102,7 +102,7 @@ def _merged(
     chosen: Bool[np.ndarray, " runs"],
     num_objects: int,
 ) -> list[tuple[np.ndarray, float]]:
-    """The partitions of some runs together: a grouping's probabilities under them add up."""
+    """Merge the partitions of some runs: add up the weighted probabilities of equal groupings."""
     known: dict[bytes, tuple[np.ndarray, float]] = {}
     for run in np.flatnonzero(chosen):
         for labels, probability in partitions[run]:
@@ -114,7 +114,7 @@ def _merged(
 
 
 def evened(result: Result, even: Float[np.ndarray, "K K"]) -> Result:
-    """The same result averaged over objects that are alike."""
+    """Average match probabilities and pose moments over objects that are alike."""
     mean = even @ result.pose_mean
     outer = result.pose_mean[..., :, None] * result.pose_mean[..., None, :]
     second = np.einsum("jk,skpq->sjpq", even, result.pose_covariance + outer)
@@ -129,16 +129,16 @@ def evened(result: Result, even: Float[np.ndarray, "K K"]) -> Result:
 def _of_parts(
     even: Float[np.ndarray, "K K"], owner: Int[np.ndarray, " N"]
 ) -> Float[np.ndarray, "N N"]:
-    """The same average over parts: those in the same place of objects that are alike."""
+    """The averaging matrix for parts: it averages over the same part of objects that are alike."""
     place = np.array([np.sum(owner[:n] == owner[n]) for n in range(len(owner))])
-    even = block_diag(even, 1.0)  # the background is like nothing else
+    even = block_diag(even, 1.0)  # the background is alike to no object
     return even[np.ix_(owner, owner)] * (place[:, None] == place)
 
 
 def ranked(
     values: np.ndarray, weight: Float[np.ndarray, " runs"]
 ) -> list[tuple[np.ndarray, float]]:
-    """The values of largest weight in all, with it."""
+    """The distinct values of largest total weight, each with its weight."""
     distinct, place = np.unique(values, axis=0, return_inverse=True)
     total = np.bincount(place.ravel(), weights=weight, minlength=len(distinct))
     order = np.argsort(-total, kind="stable")[:NUM_SETS]

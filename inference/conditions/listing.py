@@ -16,14 +16,14 @@ from models.program.reading import FACTORS
 from models.program.sites import described
 
 MAX_VALUES = 4096
-"""Joint values of the discrete conditions that are listed at most."""
+"""Largest number of joint values of the discrete conditions that is listed."""
 
 MAX_INTEGRATED = 2
-"""Continuous conditions that are integrated over at most."""
+"""Largest number of continuous conditions that are integrated over."""
 
 
 class Conditions(NamedTuple):
-    """What a program leaves open."""
+    """The values of the discrete conditions of a program, and its continuous conditions."""
 
     values: dict[str, np.ndarray]
     """Joint values of the discrete sites, (values, ...) each."""
@@ -31,13 +31,13 @@ class Conditions(NamedTuple):
 
     @property
     def num_values(self) -> int:
-        """How many joint values the discrete sites have."""
+        """Number of joint values of the discrete sites."""
         return len(next(iter(self.values.values()))) if self.values else 1
 
     def given(
         self, value: Int[np.ndarray, " runs"], node: Float[np.ndarray, "runs axes"]
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " runs"]]:
-        """Values of all sites for some runs, and the log Jacobian of the continuous ones."""
+        """Values of all sites at joint value `value` and unconstrained `node`; log Jacobians."""
         sites = {name: x[value] for name, x in self.values.items()}
         count = len(value)
         log_jacobian = np.zeros(count)
@@ -51,17 +51,17 @@ class Conditions(NamedTuple):
 
 
 def list_conditions(left_open: Open) -> Conditions:
-    """The conditions with all joint values of discrete ones, or a sentence about what is too much.
+    """List all joint values of the discrete conditions; raise an error if there are too many.
 
-    Of each entry the last value comes first: all objects present, say.
+    Each entry takes its last value first, so for presence the list begins with all present.
     """
     discrete = {name: fn for name, fn in left_open.items() if _is_discrete(name, fn)}
     continuous = {name: fn for name, fn in left_open.items() if name not in discrete}
     for name, prior in continuous.items():
         if prior.shape() != () and name in FACTORS:
             raise InputError(
-                f"site {name!r}: found {described(prior)}, and this method integrates over "
-                "scalars only; fix it in the program, or use a method that has a factor for it "
+                f"site {name!r} is {described(prior)}, but this method integrates over scalars "
+                "only; fix the site in the program, or use a method that has a factor for it "
                 "(gmm, gibbs, svi)"
             )
         if prior.shape() != ():
@@ -79,8 +79,8 @@ def list_conditions(left_open: Open) -> Conditions:
     if (count := count_values(left_open)) > MAX_VALUES:
         raise InputError(
             f"the discrete sites {', '.join(discrete)} have {count:,} joint values, "
-            f"more than the limit of {MAX_VALUES:,}; use fewer, or, for a site that says which "
-            "objects are present, the method ds, which searches among them"
+            f"more than the limit of {MAX_VALUES:,}; use fewer sites or objects or, for a site "
+            "that says which objects are present, the method ds, which searches among the values"
         )
     states = [_states(fn) for fn in discrete.values()]
     sizes = [math.prod(fn.shape()) for fn in discrete.values()]
@@ -105,7 +105,7 @@ def _is_discrete(name: str, prior: Distribution) -> bool:
 
 
 def _states(prior: Distribution) -> np.ndarray:
-    """The values that an entry of a discrete site can have."""
+    """The support of one entry of a discrete site."""
     return np.asarray(prior.enumerate_support(expand=False)).ravel()
 
 

@@ -1,10 +1,10 @@
-"""A problem: scenes with a program read at each of them, and how a closed-form method solves it.
+"""Read a program at each scene of a batch, and solve the scenes with a closed-form method.
 
-Where the program leaves conditions open, `inference.conditions.solve` puts problems together.
+If the program has further latent sites (conditions), `inference.conditions.solve` combines problems
+at several values of them.
 
-Its constants are what else is observed, and the normaliser of the match prior: what the weights of
-all matches sum to. They are of no interest to the fit, but an ELBO or an evidence is not worth much
-without them.
+The constant of a scene is the log density of all other sites, minus the log normaliser of the match
+prior. The fit does not depend on it; the ELBO and the log evidence do.
 """
 
 import math
@@ -43,14 +43,14 @@ class Problem(NamedTuple):
     scenes: Scene
     reading: Reading
     log_constant: Float[np.ndarray, " scenes"]
-    """Log density of all sites but poses, match and points, less the match prior's normaliser;
-    -inf where no match is possible, NaN where the normaliser is out of reach."""
+    """Log density of all sites other than poses, match and points, minus the log normaliser of the
+    match prior; -inf where no match is possible, NaN where the normaliser is too expensive."""
     is_conditional: bool = False
-    """Whether it is one of several, at values of conditions, that are put together."""
+    """Whether this is one of several problems at values of the conditions that will be combined."""
 
     @property
     def skeleton(self) -> Skeleton:
-        """What is fixed about the program, whatever its numbers are."""
+        """The structure of the program, which does not depend on its numbers."""
         return self.reading.skeleton
 
     @property
@@ -60,11 +60,11 @@ class Problem(NamedTuple):
 
     @property
     def num_scenes(self) -> int:
-        """How many scenes there are."""
+        """Number of scenes."""
         return len(self.scenes.points)
 
     def take(self, which: Any) -> "Problem":
-        """The problem of some of the scenes."""
+        """The problem for some of the scenes."""
         return self._replace(
             scenes=self.scenes.take(which),
             reading=self.reading.some(which),
@@ -84,22 +84,24 @@ def solve_scenes(
     max_values: int = MAX_VALUES,
     finish: Finish | None = None,
 ) -> Result:
-    """Solve each scene of a batch, summed over the conditions that its program leaves open.
+    """Solve each scene of a batch, summing or integrating over the conditions of its program.
 
-    Match probabilities and pose moments are those of the mixture over conditions. `details` has
-    for each discrete site, under its name, the probability that each of its entries is positive,
-    and under `<name>_sets` its most probable values with their probabilities; for each continuous
-    site its posterior mean; and under `conditions` all values of the run of the largest weight.
+    Match probabilities and pose moments are those of the mixture over conditions. For a discrete
+    site `name`, `details[name]` has the posterior probability that each entry is positive, and
+    `details["<name>_sets"]` the most probable values with their probabilities. For a continuous
+    site `details[name]` is its posterior mean. `Result.conditions` has the values of all sites in
+    the run of the largest weight.
 
     Args:
-        method: solves a problem that leaves no condition open.
-        factors: sites that the method has a factor for.
-        or_bound: whether the method takes a bound for a normaliser that is out of reach.
-        tolerance: of the log of an integral over continuous conditions.
-        search: solves scenes whose discrete conditions have more than `max_values` joint values at
-            some of them, or returns None if it knows no way to choose.
-        finish: puts the runs of some scenes together, in the place of `mixed`. No run stands for
-            others then: each value is solved by itself.
+        method: solves a problem without open conditions.
+        factors: sites for which the method has a factor.
+        or_bound: whether an upper bound may replace a normaliser that is too expensive.
+        tolerance: the log integral over continuous conditions has converged if it changes by less
+            when the grid is refined.
+        search: used if the discrete conditions have more than `max_values` joint values. Solves
+            the scenes at some of these values, or returns None if it has no way to choose them.
+        finish: combines the runs of each scene, in place of `mixed`. Every value is then solved,
+            also those that differ only by a swap of alike objects.
     """
     found, factors = _first_reading(program, scenes, factors, or_bound)
     if isinstance(found, Problem):
@@ -128,9 +130,9 @@ def solve_scenes(
 def _first_reading(
     program: Program, scenes: Scene, factors: frozenset[str], or_bound: bool
 ) -> tuple[Problem | Open, frozenset[str]]:
-    """A reading without conditions, or those that are open, and which factors the method keeps.
+    """The program as read, or its open conditions; and the sites that keep a factor.
 
-    A precision that the poses depend on too is no factor of the family, but may be a condition.
+    A precision on which the poses depend, too, cannot be a factor; it becomes a condition instead.
     """
     try:
         return read_problem(program, scenes, factors=factors, or_bound=or_bound), factors
@@ -150,12 +152,12 @@ def read_problem(
     factors: frozenset[str] = FACTORS,
     or_bound: bool = False,
 ) -> Problem | Open:
-    """Read a program at each scene of a batch, or say which conditions it leaves open.
+    """Read a program at each scene of a batch, or return the conditions that it leaves open.
 
     Args:
-        given: values of conditions, one for each scene.
-        factors: sites that the method has a factor for (see `models.program.reading`).
-        or_bound: put an upper bound in the place of a normaliser that is out of reach.
+        given: values of the conditions, one for each scene.
+        factors: sites for which the method has a factor (see `models.program.reading`).
+        or_bound: use an upper bound in place of a normaliser that is too expensive.
     """
     reading = read_scenes(program, scenes, given, factors)
     if isinstance(reading, dict):
@@ -172,9 +174,9 @@ def log_prior_normalizer(
 ) -> Float[np.ndarray, " scenes"]:
     """Log of the sum of exp(sum_mn z_mn log a_mn) over all matches, for each scene.
 
-    For a prior over permutations it is log perm(A). A permanent of more than `MAX_ROWS` rows is out
-    of reach unless the prior forbids so many pairs that it falls into smaller ones. It is NaN then
-    or, with `or_bound`, replaced by an upper bound, the product of the row sums.
+    For a prior over permutations it is log perm(A). A permanent of more than `MAX_ROWS` rows is too
+    expensive, unless the pairs that the prior forbids split it into smaller ones. The value is then
+    NaN or, with `or_bound`, an upper bound: the log of the product of the row sums.
     """
     if reading.model.part_prior is not None:  # unknown part probabilities are normalised already
         return np.zeros(len(present))
@@ -205,10 +207,10 @@ def log_prior_normalizer(
 def _log_permanent_by_components(
     logits: Float[np.ndarray, "N N"], present: Bool[np.ndarray, " N"]
 ) -> float:
-    """log perm of one matrix, a product over groups of points and parts that can meet.
+    """log perm of one matrix, computed by connected groups of points and parts.
 
-    Dummy rows that are all alike, with weight u_n for part n, take whatever parts the points
-    leave, in any order: with D of them
+    If all dummy rows are equal, with weight u_n for part n, they take the parts left by the points
+    in any order. With D dummy rows
 
         perm(A) = D! prod_n u_n  *  sum over injections of the points of prod a_mn / u_n,
 
@@ -231,7 +233,7 @@ def _log_permanent_by_components(
     for group in range(count):
         rows, columns = (np.flatnonzero(x == group) for x in np.split(label, [len(points)]))
         if not len(rows):
-            log_sum += 0.0 if len(dummies) else -math.inf  # a part that no point can meet
+            log_sum += 0.0 if len(dummies) else -math.inf  # a part that no point can be
             continue
         block = relative[np.ix_(rows, columns)]
         if len(rows) > len(columns):

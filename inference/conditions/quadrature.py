@@ -1,9 +1,8 @@
-"""Adaptive quadrature over one or two unconstrained variables, placed by the integrand itself.
+"""Adaptive quadrature over one or two unconstrained variables.
 
 The trapezoid rule on a lattice is exponentially accurate for a smooth integrand that vanishes at
-both ends. The box grows until the integrand has lost 40 nats at every face, and the spacing is
-halved until the integral no longer changes; no node is evaluated twice. Where the prior expects the
-mass only says where the search begins.
+both ends. The box grows until the integrand is 40 nats below its maximum at every face. Then the
+spacing is halved until the integral no longer changes. The prior only sets where the search begins.
 """
 
 import itertools
@@ -14,22 +13,23 @@ import numpy as np
 from jaxtyping import Float
 
 REACH = 40.0
-"""Nats below the largest value at which the integrand counts as gone."""
+"""Nats below its maximum at which the integrand is treated as zero."""
 
 FARTHEST = 48.0
-"""Unconstrained values beyond which an integrand counts as one that never falls off."""
+"""If the box grows beyond this unconstrained value, the integral is taken to diverge."""
 
 MAX_NODES = 20_000
-_GROWTH = 4  # nodes by which a face moves out
-_FIRST = 12  # nodes over the range where the search begins
+_GROWTH = 4  # nodes by which a face of the box moves out
+_FIRST = 12  # lattice cells over the initial range, at most
 
 Node = tuple[int, ...]
 
 
 class Lattice:
-    """The nodes of one integral and what is known of its integrand, in logs.
+    """The nodes of one integral and the known log values of its integrand.
 
-    Ask for `wanted` nodes and tell their values to `learn` until none is wanted any more.
+    Pass the values at the nodes that `wanted` returns to `learn`, until `wanted` returns none. No
+    node is evaluated twice.
     """
 
     def __init__(self, ranges: Sequence[tuple[float, float]], tolerance: float) -> None:
@@ -43,26 +43,26 @@ class Lattice:
         self.log_integral: float | None = None
         self.stable = self.finished = False
         self.endless = False
-        """Whether the integrand never falls off, so that there is no integral."""
+        """Whether the integrand does not fall off, so the integral diverges."""
 
     def wanted(self) -> list[Node]:
-        """Nodes whose values are missing; none once the integral is known."""
+        """Nodes to be evaluated; empty once the integral is known."""
         missing: list[Node] = []
         while not (self.finished or (missing := self._missing())):
-            self._go_on()
+            self._advance()
         return missing
 
     def learn(self, nodes: Sequence[Node], values: Sequence[float]) -> None:
-        """Take note of the log integrand at some nodes."""
+        """Store the log integrand at some nodes."""
         self.known.update(zip(nodes, values, strict=True))
 
     def place(self, nodes: Sequence[Node]) -> Float[np.ndarray, "nodes axes"]:
-        """Where nodes are."""
+        """The unconstrained values at some nodes."""
         return np.array(nodes, float).reshape(-1, len(self.spacing)) * self.spacing
 
     @property
     def log_cell(self) -> float:
-        """Log of what each node stands for."""
+        """Log of the volume of a lattice cell."""
         return float(np.log(self.spacing).sum())
 
     def _box(self) -> list[Node]:
@@ -72,12 +72,12 @@ class Lattice:
     def _missing(self) -> list[Node]:
         return [node for node in self._box() if node not in self.known]
 
-    def _go_on(self) -> None:
-        """The box is known: let it grow, or refine it, or be done."""
+    def _advance(self) -> None:
+        """Once the whole box is evaluated: let it grow, refine it, or finish."""
         box = self._box()
         nodes, values = np.array(box), np.array([self.known[node] for node in box])
         near = nodes[values > values.max() - REACH]
-        if not len(near):  # nowhere is the integrand above zero
+        if not len(near):  # the integrand is zero everywhere
             self.finished, self.log_integral = True, -math.inf
             return
         grown_low = np.where(near.min(axis=0) == self.low, self.low - _GROWTH, self.low)

@@ -1,8 +1,8 @@
-"""Discrete latent sites of any name: their joint values that are possible at a scene, and sums.
+"""Sum a program's density over its discrete latent sites.
 
-Which objects are present, of which kind they are, which component a prior has: given a value of
-each such site, a program has continuous latent sites only. Methods that work on its density sum
-over a *table* of the joint values.
+Such sites say, for example, which objects are present, their kinds, or the component of a mixture
+prior. Given their values a program has only continuous latent sites. Methods that work on the
+density sum over a *table* of the joint values that are possible for a scene.
 """
 
 import functools
@@ -26,12 +26,12 @@ from models.program.sites import Program, trace_sites
 from models.scenes import Scene
 
 Observed = dict[str, Any]
-"""What a program is given."""
+"""The observed arguments of a program."""
 
 Table = dict[str, Any]
-"""Joint values of the discrete latent sites, (values, ...) each; empty where there are none."""
+"""Joint values of the discrete latent sites, (values, ...) each; empty without such sites."""
 
-_PROBES = 4  # draws of the continuous sites at which a value is tried
+_PROBES = 4  # draws of the continuous sites at which each value is tried
 _TOGETHER = 64  # values that are tried at once
 
 
@@ -46,10 +46,10 @@ def discrete_sites(program: Program, scene: Scene) -> Open:
 
 
 def possible_values(program: Program, scene: Scene) -> Table:
-    """The joint values that can explain one scene; refused where there are none, or too many.
+    """The joint values that can explain one scene; an error if there are none or too many.
 
-    A value is possible if the program's own density, with the match summed out, is positive at one
-    of several draws of its continuous sites.
+    A value is possible if the density of the program, with the match summed out, is positive at one
+    of several draws of the continuous sites.
     """
     left_open = discrete_sites(program, scene)
     if not left_open:
@@ -63,7 +63,7 @@ def possible_values(program: Program, scene: Scene) -> Table:
 
 @functools.lru_cache(maxsize=32)
 def _are_possible(program: Program) -> Callable[[Table, Observed, Array], Bool[Array, " values"]]:
-    """Compiled once for each program and shape of its scenes."""
+    """A test of joint values, compiled once for each program and shape of scene."""
 
     @jax.jit
     def are_possible(table: Table, observed: Observed, keys: Array) -> Bool[Array, " values"]:
@@ -81,22 +81,22 @@ def _are_possible(program: Program) -> Callable[[Table, Observed, Array], Bool[A
 
 
 def conditioned(program: Program, values: Table) -> Program:
-    """The program given values of discrete sites, which still count with their log probability."""
+    """Condition a program on values of discrete sites; their log probability still counts."""
     return condition(program, data=values) if values else program
 
 
 def at_first(table: Table) -> Table:
-    """The first of the joint values: for what none of them changes."""
+    """The first joint value, for quantities that do not depend on the value."""
     return {name: x[0] for name, x in table.items()}
 
 
 def continuous(values: Table) -> Table:
-    """Of values by site those of continuous sites, which are real numbers."""
+    """The values of the continuous sites, those of a floating type."""
     return {n: x for n, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
 
 
 def discrete(values: Table) -> Table:
-    """Of values by site those of discrete sites."""
+    """The values of the discrete sites."""
     return {name: x for name, x in values.items() if name not in continuous(values)}
 
 
@@ -105,8 +105,8 @@ def potential(
 ) -> Float[Array, ""]:
     """Potential energy at unconstrained values, with the discrete sites summed out.
 
-    -log sum_s p(s) p(pose | s) p(data | s) p(points | pose, s), each term the density of the
-    program itself given the value s.
+    It is -log sum_s p(s) p(pose | s) p(data | s) p(points | pose, s), where each term is the
+    density of the program given the value s.
 
     Args:
         program: one whose match is summed out, `models.marginal(...)`.

@@ -1,10 +1,10 @@
-"""Conditions: latent sites, given which a program is linear and Gaussian.
+"""Sum and integrate over conditions: latent sites given which a program is linear and Gaussian.
 
-Finite discrete ones (which objects are present, of which kind they are) are summed over: the
-evidence of a scene is the sum of the evidences at their values, and a sum of lower bounds is a
-lower bound. Continuous scalars (a precision, a scale of the poses, a visibility) are integrated
-over by quadrature (`inference.conditions.quadrature`). Values that differ only in which of several
-objects that are alike has which are solved once.
+Finite discrete conditions (which objects are present, their kinds) are summed over: the evidence of
+a scene is the sum of the evidences at their values, and a sum of lower bounds is a lower bound.
+Continuous scalars (a precision, a scale of the poses, a visibility) are integrated over by
+quadrature (`inference.conditions.quadrature`). Of the values that differ only by a swap of alike
+objects, one is solved.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,44 +32,44 @@ _RUNS = 1 << 15  # problems that are solved together
 _PRIOR_DRAWS = 255
 
 Solve = Callable[..., Result]
-"""A method with its settings, of a problem; its result has a value for each scene."""
+"""A method with its settings: from a problem to a result with one entry for each scene."""
 
 Search = Callable[..., Result | None]
-"""What solves scenes whose discrete conditions have too many values to list."""
+"""Solves scenes whose discrete conditions have too many values to list."""
 
 
 class Runs(NamedTuple):
-    """Problems that were solved: a scene at some value of its conditions."""
+    """Solved problems; each is a scene at a value of its conditions."""
 
     result: Result
     scene: Int[np.ndarray, " runs"]
     value: Int[np.ndarray, " runs"]
-    """The number of the discrete conditions' joint value."""
+    """Index of the joint value of the discrete conditions."""
     node: Float[np.ndarray, "runs axes"]
     """Unconstrained values of the continuous conditions."""
     log_weight: Float[np.ndarray, " runs"]
-    """Evidence or ELBO, with the prior of the conditions, of all values that it stands for."""
+    """Log evidence or ELBO with the prior of the conditions, of all values the run stands for."""
 
 
 Finish = Callable[[Runs, Scene, Conditions, Float[np.ndarray, "K K"]], Result]
-"""Makes one result of the runs of each scene; the last argument averages objects that are alike."""
+"""Combines the runs of each scene; the last argument is a matrix that averages alike objects."""
 
 
 class Way(NamedTuple):
-    """How scenes are read and solved at given values of their conditions."""
+    """How scenes are read, solved and combined."""
 
     read: Callable[[Scene, Mapping[str, np.ndarray]], "Problem"]
-    """Scenes, with a value of each condition for each of them, as a problem."""
+    """Makes a problem from scenes and the values of the conditions for each scene."""
     method: Solve
     tolerance: float
-    """Of the log of an integral over continuous conditions."""
+    """Largest change of the log integral over continuous conditions that counts as converged."""
     finish: Finish
     merge: bool
-    """Solve values that differ only in which of several objects that are alike has which once."""
+    """Whether to solve only one of the values that differ by a swap of alike objects."""
 
 
 def solve_open(way: Way, scenes: Scene, left_open: Open) -> Result:
-    """Solve each scene of a batch, summed and integrated over the conditions of its program."""
+    """Solve each scene of a batch, summing and integrating over the conditions of its program."""
     conditions = list_conditions(left_open)
     at_a_time = max(1, _RUNS // (conditions.num_values * 64 ** len(conditions.continuous)))
     whole = _integrated if conditions.continuous else _summed
@@ -81,7 +81,7 @@ def solve_open(way: Way, scenes: Scene, left_open: Open) -> Result:
 
 
 def refuse_impossible(scenes: Scene, possible: np.ndarray) -> None:
-    """Say so if some scenes cannot be explained at all."""
+    """Raise an error if some scenes cannot be explained at all."""
     if not possible.all():
         size = int(scenes.present.sum(axis=1)[~possible][0])
         raise InputError(
@@ -107,9 +107,9 @@ def _solve_at(
     scene: Int[np.ndarray, " nodes"],
     node: Float[np.ndarray, "nodes axes"],
 ) -> tuple[Runs, Float[np.ndarray, "K K"]]:
-    """Solve some scenes, each at a node and at every value of its discrete conditions.
+    """Solve each given scene at its node and at every value of the discrete conditions.
 
-    Also returns the matrix that averages over objects that are alike.
+    Also returns the matrix that averages over alike objects.
     """
     count = conditions.num_values
     value = np.tile(np.arange(count), len(scene))
@@ -135,7 +135,7 @@ def _solve_at(
 
 
 def _integrated(way: Way, scenes: Scene, conditions: Conditions) -> Result:
-    """Integrate over the continuous conditions of each scene, on a lattice of its own."""
+    """Integrate over the continuous conditions of each scene, each scene on its own lattice."""
     ranges = [_range(prior) for prior in conditions.continuous.values()]
     lattices = [Lattice(ranges, way.tolerance) for _ in scenes.points]
     collected: list[Runs] = []
@@ -169,7 +169,7 @@ def _integrated(way: Way, scenes: Scene, conditions: Conditions) -> Result:
 def _by_node(
     runs: Runs, scene: Int[np.ndarray, " nodes"], node: Float[np.ndarray, "nodes axes"]
 ) -> Float[np.ndarray, " nodes"]:
-    """Log of the integrand at each node, summed over discrete conditions."""
+    """Log of the integrand at each node, with the discrete conditions summed out."""
     number = {row.tobytes(): i for i, row in enumerate(np.c_[scene, node])}
     place = np.array([number[row.tobytes()] for row in np.c_[runs.scene, runs.node]], int)
     value = np.full(len(scene), -np.inf)
@@ -178,7 +178,7 @@ def _by_node(
 
 
 def _range(prior: Distribution) -> tuple[float, float]:
-    """Where the prior expects an unconstrained value, to begin the search with."""
+    """The range of prior draws in unconstrained space, where the search begins."""
     leaves = jax.tree.leaves(prior)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):  # it depends on the scene
         return -4.0, 4.0
@@ -192,9 +192,9 @@ def _refuse_endless(lattices: list[Lattice], conditions: Conditions) -> None:
     if any(lattice.endless for lattice in lattices):
         names = " and ".join(repr(name) for name in conditions.continuous)
         raise InputError(
-            f"site {names}: its posterior never falls off, so it cannot be integrated over; the "
-            "points may be explained perfectly, with a density that grows without end as the "
-            "noise vanishes: choose a prior that forbids that, or fix the site"
+            f"site {names}: its posterior density never falls off, so it cannot be integrated; "
+            "perhaps a match fits the points exactly, and the density grows without bound as the "
+            "noise vanishes: choose a prior that forbids this, or fix the site"
         )
 
 
@@ -204,7 +204,7 @@ def _refuse_endless(lattices: list[Lattice], conditions: Conditions) -> None:
 def mixed(
     runs: Runs, scenes: Scene, conditions: Conditions, alike: Float[np.ndarray, "K K"]
 ) -> Result:
-    """The runs of each scene as one result, each by its weight."""
+    """Mix the runs of each scene by their weights, and report the posterior of the conditions."""
     result, weight = mix(runs.result, scenes, runs.scene, runs.log_weight)
     num_scenes = len(scenes.points)
     is_exact = result.log_evidence is not None

@@ -1,4 +1,4 @@
-"""Whether to believe a result, and what it says: ArviZ, weights, calibration, metrics."""
+"""Check and read results: ArviZ, importance weights, calibration, metrics."""
 
 from inference.diagnostics.calibration import Calibration, calibrate
 from inference.diagnostics.importance import GOOD_K, Trust, importance, local_optima

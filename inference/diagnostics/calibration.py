@@ -1,8 +1,8 @@
 """Simulation-based calibration: is a method right on average over scenes of its own program?
 
-Poses are drawn from the prior, a scene is drawn with them, and the method infers it. If its draws
-are from the posterior, the true pose is one more such draw, so its rank among them is uniform. A q
-that is too narrow puts the truth at the ends too often, one that is too wide in the middle.
+Poses are drawn from the prior, a scene is drawn given them, and the method infers the poses. If its
+draws come from the posterior, the true pose is one more such draw, so its rank among them is
+uniform. If q is too narrow, the truth is too often at the ends; if it is too wide, in the middle.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class Calibration(NamedTuple):
     num_samples: int
 
     def p_values(self, bins: int = 10) -> Float[np.ndarray, "K p"]:
-        """Of a chi-square test that the ranks of each pose dimension are uniform.
+        """P-values of a chi-square test that the ranks of each pose dimension are uniform.
 
-        A rank is spread evenly over its own bin of 1 / (draws + 1), so bins of any number fit.
+        A rank r is spread evenly over [r, r + 1], so `bins` need not divide `num_samples` + 1.
         """
         edges = np.linspace(0, self.num_samples + 1, bins + 1)
         expected = len(self.ranks) / bins
@@ -59,23 +59,23 @@ def calibrate(
 ) -> Calibration:
     """Ranks of true poses among the draws of a method, over scenes drawn from the program.
 
-    Truth and draws are first brought into one frame, found from the scene by the method itself:
-    without that a q in one of many equal modes would fail for its choice of names alone.
+    Truth and draws are first relabelled into the frame of the method's result. Otherwise a q in one
+    of many equivalent modes would fail only because of the names it chose.
 
     Args:
-        program: whose priors do not look at the points.
+        program: a program whose priors do not depend on the points.
         method: a function of program, scene and `rng_key`.
         present: which rows of a scene are points.
-        num_features: of a point.
-        num_samples: draws that each truth is ranked among; chains are thinned to this number.
-        together: give the method all scenes at once, as a batch, where it takes one (`cavi.run`,
-            `svi.run`); much quicker.
+        num_features: number of features of a point.
+        num_samples: number of draws among which each truth is ranked; chains are thinned to it.
+        together: pass all scenes to the method at once, as a batch. Much faster, for methods that
+            take batches (`cavi.run`, `svi.run`).
     """
     present = np.asarray(present)
     if present.ndim != 1 or not present.any():
         raise InputError(
-            f"wanted which rows of a scene are points, with at least one, got {present.tolist()}; "
-            "try np.ones(N, bool)"
+            "`present` must be a vector that says which rows of a scene are points, with at least "
+            f"one True, got {present.tolist()}; try np.ones(N, bool)"
         )
     prior_key, points_key, draws_key, method_key = jax.random.split(rng_key, 4)
     keys = jax.random.split(method_key, num_scenes)

@@ -1,11 +1,10 @@
-"""Trust in a variational result: importance weights of q against the program, match summed out.
+"""Check a variational result by importance weights of q against the program, match summed out.
 
-The proposal is q(Y), averaged over the symmetries of the program. That matters: the evidence is a
-sum over all copies of a mode, and a q that sits in one of them would put it log(copies) too low
-with no sign of it in the weights. Modes that are no copies of each other need a q each: a batch of
-local optima (`local_optima`) is taken as a mixture, and for the evidence the matches around them
-(`inference.diagnostics.neighbours`) are added to it, since weights cannot tell of a mode that q
-never visits.
+The proposal is q(Y) averaged over the symmetries of the program. The evidence is a sum over all
+copies of a mode: with a q in a single copy it would be log(copies) too low, with no sign of it in
+the weights. Modes that are not copies need a q each, so a batch of local optima (`local_optima`) is
+used as a mixture. Weights cannot reveal a mode that q never visits, so for the evidence the matches
+near these optima (`inference.diagnostics.neighbours`) are added to the mixture.
 """
 
 import itertools
@@ -39,20 +38,21 @@ GOOD_K = 0.7
 
 
 class Trust(NamedTuple):
-    """What importance weights say of a result."""
+    """What importance weights say about a result."""
 
     pareto_k: float
-    """Tail of the weights: below 0.7 the proposal is close enough to the posterior, above 1 the
-    mean of the weights may not even exist. The larger of that of q and that of the evidence."""
+    """Tail index of the weights: below 0.7 the proposal is close enough to the posterior, above 1
+    the mean of the weights may not exist. The larger of the values for q alone and for the mixture
+    that estimates the evidence."""
     log_evidence: float
     standard_error: float
-    """Of the log evidence, in nats."""
+    """Standard error of the log evidence, in nats."""
     effective_draws: float
-    """Independent draws of the posterior that the weighted ones are worth."""
+    """Effective number of independent posterior draws."""
     log_weights: Float[np.ndarray, " draws"]
     covered: float | None = None
-    """The share of the evidence that weights of q alone find, small where q misses modes; None
-    where modes were not searched for."""
+    """The share of the evidence that the weights of q alone find, small if q misses modes; None if
+    no search for other modes was made."""
 
     @property
     def status(self) -> str:
@@ -75,13 +75,13 @@ def importance(
 ) -> Trust:
     """Weigh draws of q by the density of the program.
 
-    k is blind to a mode that q never visits: a small k says that q is close to the posterior where
-    q is, not that there is nothing elsewhere. So the evidence is estimated by a mixture of q and of
-    the Normals of the matches that a search from q finds, and `covered` is the share of q in it.
+    A small k says that q is close to the posterior where q has mass. It cannot reveal a mode that q
+    never visits. So the evidence is estimated by a mixture of q and the Normals of the matches that
+    a search from q finds, and `covered` is the share of the evidence that q alone finds.
 
     Args:
-        result: of a variational method, for one scene; or `local_optima` of one.
-        search: False estimates the evidence by q alone, which is then that of q's own modes.
+        result: a variational result for one scene, or `local_optima` of one scene.
+        search: False estimates the evidence by q alone, so it counts only the modes of q.
     """
     fit_key, draw_key, search_key, again_key = jax.random.split(rng_key, 4)
     scene = result.scene.take(0) if result.is_batch else result.scene
@@ -105,13 +105,13 @@ def importance(
 
 
 def local_optima(program: Program, scene: Scene, rng_key: Array, num_restarts: int = 256) -> Result:
-    """Where coordinate ascent ends from each of many random R: one scene of a batch for each."""
+    """Run coordinate ascent from many random R; the result is a batch with one entry for each."""
     copies = scene.batch().take(np.zeros(num_restarts, int))
     return cavi.run(program, copies, rng_key, num_restarts=1, init_strategy="uniform")
 
 
 def weigh(log_weights: Float[np.ndarray, " draws"]) -> Trust:
-    """Pareto k, evidence and effective draws of some log weights."""
+    """Pareto k, log evidence and effective number of draws from log weights."""
     count = len(log_weights)
     shifted = np.exp(log_weights - log_weights.max())
     mean = shifted.mean()
@@ -125,7 +125,7 @@ def weigh(log_weights: Float[np.ndarray, " draws"]) -> Trust:
 
 
 class Proposal(NamedTuple):
-    """A mixture of Normals for the poses, averaged over the symmetries; another for other sites."""
+    """A mixture of Normals for the poses, averaged over symmetries, and one Normal for the rest."""
 
     frames: tuple[Frame, ...]
     weights: Float[np.ndarray, " frames"]
@@ -134,10 +134,10 @@ class Proposal(NamedTuple):
 
     @classmethod
     def fit(cls, program: Program, result: Result, key: Array) -> "Proposal":
-        """A proposal from the best run of a variational result."""
+        """Make a proposal from the runs of a variational result; other sites use the best run."""
         if result.elbo is None:
             raise InputError(
-                f"importance weights require a variational result, got one of {result.method!r}; "
+                f"importance weights require a variational result, got one from {result.method!r}; "
                 "use ds or svi, or compare the draws of this method with theirs"
             )
         best = result.take(int(np.argmax(result.elbo)))
@@ -156,11 +156,11 @@ class Proposal(NamedTuple):
         return cls((), np.zeros(0), group, others).joined(program, best.scene, frames)
 
     def joined(self, program: Program, scene: Scene, more: Sequence[Frame]) -> "Proposal":
-        """With further Normals for the poses, each weighted by the evidence it stands for."""
-        frames = _different([*self.frames, *more], self.symmetry)
+        """Add Normals for the poses and weight each by the evidence of its mode."""
+        frames = _without_repeats([*self.frames, *more], self.symmetry)
         middle = {name: np.stack([x] * len(frames)) for name, x in self.others.middle.items()}
         means = {"pose": np.stack([frame.mean for frame in frames])}
-        # How much of the evidence each of them stands for: p / q at its mean.
+        # The evidence of each mode is about p / q at its mean.
         at_mean = log_joint(program, scene, middle | means)
         log_q = [log_mean_density(f, self.symmetry, f.mean[None])[0] for f in frames]
         weights = _defensive(at_mean - np.array(log_q))
@@ -169,14 +169,14 @@ class Proposal(NamedTuple):
     def draw(
         self, key: Array, num_samples: int
     ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, " draws"]]:
-        """Draws of all latent sites but the match, and their log density."""
+        """Draws of all latent sites other than the match, and their log density."""
         which_key, pose_key, other_key = jax.random.split(key, 3)
         uniform = (np.arange(num_samples) + float(jax.random.uniform(which_key))) / num_samples
         which = np.minimum(np.searchsorted(np.cumsum(self.weights), uniform), len(self.frames) - 1)
         mean = np.stack([frame.mean for frame in self.frames])[which]
         factor = np.linalg.cholesky(np.stack([frame.covariance for frame in self.frames]))[which]
         noise = np.asarray(jax.random.normal(pose_key, mean.shape))
-        # A draw from one copy of a mode is as good as from all: the density is that of all.
+        # Drawing from one copy of a mode is enough: the density averages over all copies.
         pose = mean + np.einsum("nkpq,nkq->nkp", factor, noise)
         by_frame = [log_mean_density(frame, self.symmetry, pose) for frame in self.frames]
         log_density = logsumexp(by_frame, b=self.weights[:, None], axis=0)
@@ -187,10 +187,10 @@ class Proposal(NamedTuple):
 def log_mean_density(
     frame: Frame, group: Symmetry, pose: Float[np.ndarray, "draws K p"]
 ) -> Float[np.ndarray, " draws"]:
-    """Log of the mean, over the symmetry group, of the density of poses in a frame.
+    """Log of the density of poses in a frame, averaged over the symmetry group.
 
-    The sum over turns goes pair by pair, object as object; what is left to sum over are the
-    permutations of objects of one kind.
+    The turns are summed for each pair of objects first; then only the permutations of objects of
+    one kind are left to sum over.
     """
     by_turn = {
         (source, target): logsumexp(
@@ -209,8 +209,8 @@ def log_mean_density(
     return log_density
 
 
-def _different(frames: list[Frame], group: Symmetry) -> list[Frame]:
-    """Without those that repeat one before them, perhaps in other names."""
+def _without_repeats(frames: list[Frame], group: Symmetry) -> list[Frame]:
+    """Drop frames that repeat an earlier one, up to a symmetry."""
     means = np.stack([frame.mean for frame in frames])
     peaks = np.array([log_mean_density(frame, group, frame.mean[None])[0] for frame in frames])
     left, kept = np.arange(len(frames)), []
@@ -225,13 +225,13 @@ def _different(frames: list[Frame], group: Symmetry) -> list[Frame]:
 
 
 def _defensive(log_weights: Float[np.ndarray, " frames"]) -> Float[np.ndarray, " frames"]:
-    """Weights of a mixture, none of them so small that a wrong one could spoil the estimate."""
+    """Mixture weights with a lower bound, so that a wrong one cannot spoil the estimate."""
     weights = np.exp(log_weights - logsumexp(log_weights))
     return 0.9 * weights + 0.1 / len(weights)
 
 
 class _Others(NamedTuple):
-    """A Normal over the latent sites other than poses and match, where they are unconstrained."""
+    """A Normal over the latent sites other than poses and match, in unconstrained space."""
 
     supports: dict[str, Any]
     mean: Float[np.ndarray, " q"]

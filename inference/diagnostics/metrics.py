@@ -1,16 +1,15 @@
-"""How well the objects found agree with the truth, and how sure that number is.
+"""Metrics of how well the objects found agree with the truth, with standard errors.
 
 The paper's four metrics are values for each scene: `sa`, segmentation accuracy; `ari`, the adjusted
 Rand index; `vi`, the variation of information in nats; `scene_accuracy`, 1 where the scene is
 right. Two protocols say what is compared, and their numbers are never mixed:
 
-- `partition`: the points by their objects, and the missing points as one more group. The paper's
-  tables with the ground-truth mask, and the protocol to judge by. Clutter, points that belong to
-  no object, is a group too, labelled K; a scene is right only if its clutter is the truth's.
-- `slots`: the paper's main table. Every scene of these sets has its own row for each part of each
-  template, so a row is a slot too; a slot counts as found where its part has points, whichever they
-  are. So a lone square that is put into the other square's slots counts as wrong although the scene
-  is parsed rightly.
+- `partition`: the groups of points by object, with missing points as one more group. It is that of
+  the paper's tables with the ground-truth mask, and the one to judge by. Clutter, points that
+  belong to no object, is a group labelled K; a right scene has the clutter of the truth.
+- `slots`: that of the paper's main table. The scenes of its test sets have one row for each part of
+  each template, so a row is also a slot. A slot is found if its part has any point. So a lone
+  square in the other square's slots counts as wrong, although the scene is parsed correctly.
 """
 
 from typing import NamedTuple
@@ -26,10 +25,10 @@ from models.errors import InputError
 METRICS = ("sa", "ari", "vi", "scene_accuracy")
 PROTOCOLS = ("partition", "slots")
 SLOT_MASS = 1e-3
-"""Probability of having a point from which a slot counts as found."""
+"""A slot counts as found if the probability that it has a point exceeds this."""
 
 MANY = 20_000
-"""Scenes beyond which an interval comes from the standard error."""
+"""With more scenes than this, an interval comes from the standard error, not a bootstrap."""
 
 Scores = dict[str, Float[np.ndarray, " scenes"]]
 """The value of each metric for each scene."""
@@ -44,7 +43,7 @@ class Summary(NamedTuple):
     high: float
 
     def text(self, unit: float = 1, digits: int = 3) -> str:
-        """The mean ± one standard error; the mean alone for a single scene, which has none."""
+        """The mean ± one standard error, or the mean alone for a single scene."""
         error = (
             "" if np.isnan(self.standard_error) else f" ± {unit * self.standard_error:.{digits}f}"
         )
@@ -55,13 +54,13 @@ class PairedTest(NamedTuple):
     """A paired t-test of two methods on the same scenes."""
 
     difference: float
-    """Mean of the first less the second."""
+    """Mean of the first minus the second."""
     t: float
     p: float
 
 
 def score(result: Result) -> dict[str, Scores]:
-    """Every metric of every scene under both protocols, for results whose scenes have a truth."""
+    """Every metric of every scene under both protocols; the scenes must have a truth."""
     if result.scene.object is None:
         raise InputError(
             "the scenes have no `object`, so there is no truth to compare with; use a file that "
@@ -87,9 +86,9 @@ def partition_metrics(
     rows are labelled -1 in both.
 
     Args:
-        num_objects: K, where scenes may have clutter, which is labelled so.
+        num_objects: K, the label of clutter, if scenes may have clutter.
     """
-    # Most scenes are alike in truth and prediction, and few different ones are left to score.
+    # Many scenes have the same truth and prediction, so score each distinct pair once.
     both, place = np.unique(np.stack([truth, predicted], axis=1), axis=0, return_inverse=True)
     rows = np.array([_one_scene(t, p, num_objects) for t, p in both]).reshape(-1, len(METRICS))
     return dict(zip(METRICS, rows[place.reshape(-1)].T, strict=True))
@@ -98,8 +97,8 @@ def partition_metrics(
 def slot_labels(result: Result) -> Int[np.ndarray, "scenes N"]:
     """The object of each row under the protocol `slots`, -1 where its slot is not found.
 
-    Where a result has a most probable match, its slots are those: marginal probabilities are
-    averages over the names of identical objects, and fill the slots of all of them.
+    If a result has a most probable match, this decides the slots: marginal probabilities average
+    over the names of identical objects, so they fill the slots of all of them.
     """
     present = np.atleast_2d(result.scene.present)
     if result.best_match is not None:
@@ -114,7 +113,7 @@ def slot_labels(result: Result) -> Int[np.ndarray, "scenes N"]:
 def mask_slots(
     labels: Int[np.ndarray, "scenes N"], found: Bool[np.ndarray, "scenes N"]
 ) -> Int[np.ndarray, "scenes N"]:
-    """Labels of all rows, the missing ones too, with -1 where the slot of that place is empty."""
+    """Labels of all rows, including missing ones, with -1 where the slot of the row is empty."""
     return np.where(found, labels, -1)
 
 
@@ -124,7 +123,7 @@ def ccae_scores(
     ccae_present: Bool[np.ndarray, "scenes K"],
     owner: Int[np.ndarray, " N"],
 ) -> dict[str, Scores]:
-    """Both protocols for predictions of CCAE: an object for each row, and which are present."""
+    """Both protocols for CCAE, which predicts an object for each row and the present objects."""
     predicted = ccae_object.astype(int)
     slots = mask_slots(predicted, ccae_present[:, owner])
     return {
@@ -136,7 +135,7 @@ def ccae_scores(
 def summarise(values: Float[np.ndarray, " scenes"], seed: int = 0) -> Summary:
     """The mean with its standard error and a bootstrap interval over scenes.
 
-    A mean of very many is Normal, and a bootstrap of them would take gigabytes.
+    With very many scenes the mean is Normal, and a bootstrap would take gigabytes.
     """
     mean = float(np.mean(values))
     if len(values) < 2:
@@ -168,10 +167,10 @@ def same_partition(
     second: Int[np.ndarray, "scenes N"],
     num_objects: int | None = None,
 ) -> Bool[np.ndarray, " scenes"]:
-    """Whether two labellings group the rows alike, whatever the labels are called.
+    """Whether two labellings give the same partition of the rows, whatever the labels are.
 
     Args:
-        num_objects: K, where scenes may have clutter, which is labelled so and is no object.
+        num_objects: K, the label of clutter, if scenes may have clutter. Clutter is not an object.
     """
     groupings = (grouping_of(labels, num_objects) for labels in (first, second))
     return np.equal(*groupings).all(axis=(-2, -1))

@@ -1,10 +1,10 @@
-"""Matches that a variational result may have missed: those near its own, and those of the prior.
+"""Search for matches that a variational result may have missed.
 
-Where parts are missing, a point can often be one part as well as another, and the posterior has a
-mode for each of many matches, of which coordinate ascent finds some. From the matches of its optima
-and from the prior the search goes on to every match that differs in one change, and from there to
-the next, as long as they explain the points about as well as the best one does. A scene of few
-matches is searched whole; in a larger one a mode that is far from all others may be missed.
+With missing parts a point can often be one part as well as another, so the posterior has a mode for
+each of many matches, and coordinate ascent finds some. The search starts at the matches of its
+optima and at prior draws. It moves to every match that differs by one change, as long as matches
+explain the points about as well as the best one. If there are few matches, all are searched;
+otherwise a mode that is far from all others may be missed.
 """
 
 import itertools
@@ -22,23 +22,23 @@ from models.program.sites import Program
 from models.scenes import Scene
 
 REACH = 12.0
-"""Nats below the best match at which the search does not go on."""
+"""The search does not continue from matches this many nats below the best."""
 
 LISTED = 5040
 """Largest number of matches to search exhaustively: seven points on seven parts."""
 
-_DRAWN = 512  # matches of the prior that the search begins at in other scenes
-_KEPT = 1000  # Normals, at most
+_DRAWN = 512  # draws from the prior at which the search starts
+_KEPT = 1000  # largest number of Normals returned
 
 
 def neighbouring_frames(
     program: Program, result: Result, values: dict[str, Any], key: Array
 ) -> list[Frame]:
-    """The Normals of the poses given each match that is found, the best match first.
+    """The Normals of the poses given each match that the search finds, the best match first.
 
     Args:
-        result: of a variational method, for one scene; or a batch of local optima of one.
-        values: of other latent sites, such as the precision.
+        result: a variational result for one scene, or a batch of local optima of one scene.
+        values: values of other latent sites, such as the precision.
     """
     scene = result.scene.take(0) if result.is_batch else result.scene
     drawn = prior_draws(program, scene, key, _DRAWN)["match"]
@@ -61,7 +61,7 @@ def neighbouring_frames(
 
 
 def _listed(scene: Scene, shared: bool) -> Int[np.ndarray, "matches N"]:
-    """All matches, if they are few."""
+    """All matches if there are at most `LISTED`, else none."""
     num_parts, rows = len(scene.present), np.flatnonzero(scene.present)
     count = num_parts ** len(rows) if shared else math.perm(num_parts, len(rows))
     matches = np.full((count if count <= LISTED else 0, num_parts), -1)
@@ -76,7 +76,7 @@ def _listed(scene: Scene, shared: bool) -> Int[np.ndarray, "matches N"]:
 
 
 def _own_matches(result: Result, scene: Scene) -> Int[np.ndarray, "optima N"]:
-    """The best match under each q."""
+    """The most probable one-to-one match under each q."""
     rows = np.flatnonzero(scene.present)
     probs = np.asarray(result.match_probs).reshape(-1, *result.match_probs.shape[-2:])
     matches = np.full(probs.shape[:2], -1)
@@ -89,7 +89,7 @@ def _own_matches(result: Result, scene: Scene) -> Int[np.ndarray, "optima N"]:
 def _scores(
     program: Program, scene: Scene, frames: list[Frame], values: dict[str, Any]
 ) -> np.ndarray:
-    """Log of the evidence that each stands for: the density at its mean, less its own there."""
+    """Approximate log evidence of each match: log p - log q of its Normal at the mean."""
     means = np.stack([frame.mean for frame in frames])
     repeated = {name: np.stack([x] * len(frames)) for name, x in values.items()}
     covariance = np.stack([frame.covariance for frame in frames])
@@ -98,7 +98,7 @@ def _scores(
 
 
 def _changes(match: Int[np.ndarray, " N"], shared: bool) -> Int[np.ndarray, "changes N"]:
-    """One point as another part; a point that had it takes the first one's, unless they share."""
+    """All matches that move one point to another part; unless parts are shared, points swap."""
     changed = []
     for row in np.flatnonzero(match >= 0):
         for part in np.delete(np.arange(len(match)), match[row]):

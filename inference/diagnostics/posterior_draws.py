@@ -26,12 +26,12 @@ def draws_of(
 ) -> dict[str, np.ndarray]:
     """Draws by site, (chains, draws, ...); `match` is the part of each row, -1 in dummy rows.
 
-    A sampling method has its own. Of an exact result they are drawn from the posterior, of a
-    variational one from q; those are independent, and dividing them into chains lets ArviZ do with
-    them what it does with the chains of a sampler.
+    A sampling method has draws already. For an exact result they are drawn from the posterior, for
+    a variational one from q. These draws are independent; they are divided into chains because
+    ArviZ expects chains.
     """
     if result.is_batch:
-        raise InputError("draws are for one scene, got a result for a batch; use result.take(i)")
+        raise InputError("draws require one scene, got a result for a batch; use result.take(i)")
     if result.draws is not None:
         return _divided(result.draws, num_chains) if result.elbo is not None else result.draws
     count = num_samples * num_chains
@@ -59,7 +59,7 @@ def _divided(draws: Mapping[str, np.ndarray], num_chains: int) -> dict[str, np.n
 
 
 def _variational(program: Program, result: Result, key: Array, count: int) -> dict[str, np.ndarray]:
-    """Draws of every factor of the mean-field family, which are independent of each other."""
+    """Draws of every factor of the mean-field family; the factors are independent."""
     pose_key, match_key, precision_key, parts_key = jax.random.split(key, 4)
     noise = np.asarray(jax.random.normal(pose_key, (count, *result.pose_mean.shape)))
     factor = np.linalg.cholesky(result.pose_covariance)
@@ -67,9 +67,8 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
     for name, value in given.items():
         if np.issubdtype(np.asarray(value).dtype, np.floating):
             raise InputError(
-                f"draws of {result.method} require that it has a factor for every continuous site, "
-                f"and {name!r} was integrated over; use nuts, gibbs, or svi with an "
-                "automatic guide"
+                f"draws of {result.method} require a factor for every continuous site, but "
+                f"{name!r} was integrated over; use nuts, gibbs, or svi with an automatic guide"
             )
     model = read(program, result.scene, given)
     drawn = {"pose": result.pose_mean + np.einsum("kpq,nkq->nkp", factor, noise)}
@@ -89,11 +88,11 @@ def _variational(program: Program, result: Result, key: Array, count: int) -> di
 
 
 def precision_factor(model: LinearGaussianModel, result: Result) -> tuple[Array, Array]:
-    """The Gamma factor of the noise precision that goes with the other factors."""
+    """The Gamma factor of the noise precision given the other factors."""
     pose = meanfield.PoseFactor(
         jnp.moveaxis(jnp.asarray(result.pose_mean), 0, -1),
         jnp.moveaxis(jnp.asarray(result.pose_covariance), 0, -1),
-        jnp.zeros(len(result.pose_mean)),  # no part of the energy
+        jnp.zeros(len(result.pose_mean)),  # not used by the energy
     )
     energy = meanfield.expected_energy(model, result.owner, pose)
     return meanfield.precision_gamma(
@@ -104,14 +103,14 @@ def precision_factor(model: LinearGaussianModel, result: Result) -> tuple[Array,
 def _draw_rows(
     rng: np.random.Generator, probs: Float[np.ndarray, "N N"], count: int
 ) -> Int[np.ndarray, "draws N"]:
-    """Each row by itself: GCM-GMM's q."""
+    """Draw each row independently, the q of GCM-GMM."""
     return np.stack([rng.choice(len(row), count, p=row / row.sum()) for row in probs], axis=1)
 
 
 def _draw_permutations(
     rng: np.random.Generator, probs: Float[np.ndarray, "N N"], count: int
 ) -> Int[np.ndarray, "draws N"]:
-    """Permutations with mean R: its Birkhoff-von Neumann decomposition, taken apart once."""
+    """Draw permutations with mean R from its Birkhoff-von Neumann decomposition."""
     left, rows = probs / probs.sum(axis=1, keepdims=True), np.arange(len(probs))
     weights: list[float] = []
     columns: list[np.ndarray] = []

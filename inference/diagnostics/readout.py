@@ -1,6 +1,6 @@
-"""What a result says in words: which point is which part, where each object is, and its name.
+"""Read a result: the part of each point, the place of each object, and names of objects.
 
-Identical objects have names that agree with the truth or with another result.
+Identical objects can be renamed to agree with the truth or with another result.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ _ANY_ANGLE = np.pi / np.sqrt(3)
 
 
 class Similarity(NamedTuple):
-    """Where an object is, and the standard deviation of each number."""
+    """Translation, scale and angle of an object, with standard deviations."""
 
     translation: Float[np.ndarray, " 2"]
     scale: float
@@ -39,8 +39,8 @@ class Similarity(NamedTuple):
 def is_averaged(result: Result) -> bool:
     """Whether match probabilities and pose moments are averages over many matches.
 
-    Those of exact inference and of samplers are. A variational result settles on one match, or on
-    few that are much alike, even where it comes with draws.
+    This is true of exact inference and of samplers. A variational result settles on one match or a
+    few similar ones, even if it has draws.
     """
     return result.best_match is not None or (result.draws is not None and result.elbo is None)
 
@@ -61,10 +61,10 @@ def most_probable_match(result: Result) -> Int[np.ndarray, " N"]:
 
 
 def _most_frequent_match(result: Result) -> Int[np.ndarray, " N"]:
-    """Of the draws that group the points as the result does, whatever they call the objects.
+    """The most frequent match among the draws that have the result's partition.
 
-    Match probabilities that are averaged over the turns of a square say nothing about which parts
-    go together; single draws do.
+    Match probabilities average over the turns of a square, so they do not say which parts go
+    together; single draws do.
     """
     assert result.draws is not None
     match = result.draws["match"].reshape(-1, result.draws["match"].shape[-1])
@@ -86,15 +86,15 @@ def _poses_given(
 def poses_given_match(
     program: Program, result: Result, match: Int[np.ndarray, " N"]
 ) -> tuple[Float[np.ndarray, "K p"], Float[np.ndarray, "K p p"]]:
-    """Mean and covariance of the pose of each object where the match is known.
+    """Mean and covariance of the pose of each object given a match.
 
-    Methods that average over matches average over the turns of a square, too, and their mean pose
-    has no size; given the match it is the Normal of eqs. Lambda_k and mu_k. Further sites, such as
-    the kind of each object or the noise precision, are those that go with the match.
+    Methods that average over matches also average over the turns of a square, so their mean pose
+    has scale zero. Given the match the pose has the Normal of eqs. Lambda_k and mu_k. Further sites
+    (the kind of each object, the noise precision) have the values that go with the match.
     """
     given = conditions_at(result, match)
     model = read(program, result.scene, given)
-    if model.precision_prior is not None:  # at the mean of its factor
+    if model.precision_prior is not None:  # use the mean of its factor
         concentration, rate = precision_factor(model, result)
         model = read(program, result.scene, given | {"precision": concentration / rate})
     mean, covariance = _poses_given(model, np.asarray(result.owner), np.asarray(match))
@@ -104,7 +104,7 @@ def poses_given_match(
 def conditions_at(result: Result, match: Int[np.ndarray, " N"]) -> dict[str, Any]:
     """Values of a program's further sites that go with a match of the result.
 
-    Of a sampler they are those of its draws with this match: the most frequent value of a discrete
+    For a sampler they summarise its draws with this match: the most frequent value of a discrete
     site, the median of a continuous one. Otherwise they are those of the condition of the largest
     weight.
     """
@@ -128,8 +128,8 @@ def similarity_of(
 ) -> Similarity:
     """Translation, scale and angle of a pose (t_x, t_y, s cos a, s sin a).
 
-    The standard deviations are those of the linearised map (the delta method); that of an angle is
-    at most the one of an angle of which nothing is known.
+    The standard deviations come from the linearised map (the delta method). That of the angle is at
+    most that of a uniform angle.
     """
     cosine, sine = mean[2:]
     scale = float(np.hypot(cosine, sine))
@@ -150,17 +150,17 @@ def similarity_of(
 def renaming(
     labels: Int[np.ndarray, " N"], parts: Parts, reference: Int[np.ndarray, " N"]
 ) -> Int[np.ndarray, " K"]:
-    """A name for each object, so that the labels of points agree with a reference.
+    """New names of the objects, chosen to agree with a reference labelling of the points.
 
-    Objects whose templates are the same can be swapped without any change of the posterior. Of all
-    such swaps this takes the one under which the most points have the object of the reference.
+    Objects with the same template can be swapped without changing the posterior. Of all such swaps
+    this returns the one under which most points have the object of the reference.
     """
     num_objects = parts.num_objects
     kinds = template_kinds(parts)
     both = is_object(reference, num_objects) & is_object(labels, num_objects)
     agree = np.zeros((num_objects, num_objects))
     np.add.at(agree, (labels[both], reference[both]), 1.0)
-    agree += 0.5 * np.eye(num_objects)  # no swap without need
+    agree += 0.5 * np.eye(num_objects)  # break ties in favour of no swap
     swap = kinds[:, None] == kinds
     return linear_sum_assignment(np.where(swap, agree, -1e6), maximize=True)[1]
 
@@ -187,5 +187,5 @@ def relabel(result: Result, parts: Parts, reference: Int[np.ndarray, " N"]) -> R
 
 
 def is_object(labels: Int[np.ndarray, " N"], num_objects: int | None) -> Bool[np.ndarray, " N"]:
-    """Which rows belong to an object: no dummies and, where K is given, no clutter."""
+    """Which rows belong to an object: not dummy rows and, if K is given, not clutter."""
     return (labels >= 0) & (labels < (np.inf if num_objects is None else num_objects))

@@ -1,4 +1,4 @@
-"""Reliability: of what is said to have probability p, how much happens?"""
+"""Reliability: how often do events that are given probability p happen?"""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from models.errors import InputError
 
 
 class Reliability(NamedTuple):
-    """Probabilities by bins: what was said, what happened, and how often it was said."""
+    """For each bin: the mean predicted probability, the observed frequency, the event count."""
 
     said: Float[np.ndarray, " bins"]
     happened: Float[np.ndarray, " bins"]
@@ -18,14 +18,14 @@ class Reliability(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The expected calibration error: |said - happened|, averaged over all that was said."""
+        """The expected calibration error: |said - happened| averaged over all events."""
         return float(np.sum(np.abs(self.said - self.happened) * self.events) / np.sum(self.events))
 
 
 def reliability(
     probs: Float[np.ndarray, " events"], happened: Bool[np.ndarray, " events"], bins: int = 10
 ) -> Reliability:
-    """Events in bins of equal width by their probability; bins without any are left out."""
+    """Bin events by their probability, in bins of equal width; empty bins are left out."""
     place = np.minimum((probs * bins).astype(int), bins - 1)
     count = np.bincount(place, minlength=bins)
     sums = (np.bincount(place, weights=x, minlength=bins) for x in (probs, happened))
@@ -36,9 +36,9 @@ def reliability(
 def pairs_together(
     result: Result,
 ) -> tuple[Float[np.ndarray, " pairs"], Bool[np.ndarray, " pairs"]]:
-    """For each pair of points of each scene the probability of one object, and whether it is so.
+    """For each pair of points: the probability that they share an object, and whether they do.
 
-    What names identical objects have, or which corner of a square is the first, does not change it.
+    Neither depends on the names of identical objects or on which corner of a square is the first.
     """
     if result.scene.object is None:
         raise InputError("the scenes have no `object`, so there is no truth to compare with")

@@ -1,13 +1,13 @@
-"""A result of any method as ArviZ's InferenceData or DataTree, with names for every dimension.
+"""Convert a result of any method to ArviZ's InferenceData or DataTree, with named dimensions.
 
-posterior             pose (object, pose_dim), discrete sites with an entry for each object, such
-                      as presence, (object), other sites as they are; match (point, part) if asked
+posterior             pose (object, pose_dim); discrete sites with an entry for each object, such as
+                      presence (object); other sites as they are; match (point, part) on request
 log_likelihood        points (point): log p(point | all other points, draw), match summed out
 observed_data         points (point, feature)
 constant_data         owner (part): the object of each part, "background" for slots of clutter
 prior, prior_predictive, posterior_predictive
-sample_stats          lp, the log density of the program with the match summed out, and what
-                      the sampler itself says
+sample_stats          lp, the log density of the program with the match summed out, and the
+                      statistics of the sampler
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from models.program.sites import Program
 from models.templates import SHAPES, Parts, object_names, shapes, stack
 
 BACKGROUND = "background"
-"""What slots for clutter belong to, which is no object."""
+"""The owner of slots for clutter."""
 
 
 def to_arviz(
@@ -55,26 +55,25 @@ def to_arviz(
     predictive: bool = True,
     match: bool = False,
 ) -> Data:
-    """A result for one scene as ArviZ keeps it.
+    """Convert a result for one scene to ArviZ's format.
 
     That is an InferenceData with ArviZ 0.23 and a DataTree with ArviZ 1.x; the groups, the names
     and the numbers are the same.
 
     Args:
-        result: of any method that samples, approximates or sums.
-        program: the program that was inferred; densities and predictions are read from it.
-        rng_key: of whatever has to be drawn.
-        num_samples, num_chains: of a variational or exact result, whose draws are made here, and
-            `num_samples` in one chain of the prior. Samplers bring their own.
+        result: a result of a method that samples, approximates or sums.
+        program: the program that was inferred; it gives the densities and predictions.
+        rng_key: key for all draws.
+        num_samples, num_chains: number of draws and chains to make from a variational or exact
+            result; samplers have their own draws. The prior has one chain of `num_samples`.
         relabel: bring draws that differ by a symmetry of the program, such as a swap of identical
             objects, into one frame. False keeps them as they were drawn.
-        reference: what to relabel by: a result for the same scene, or a frame; by default the
-            result itself.
-        names: what to call the objects; by default the shapes that they have, or numbers.
+        reference: what to relabel to: a result for the same scene, or a frame. Default: `result`.
+        names: names of the objects; by default their shapes, numbered where shapes repeat.
         predictive: draw from the prior, and replicate the points under prior and posterior. False
             leaves these groups out, which is quicker; R-hat, LOO and comparisons do not need them.
-        match: have the match in `posterior` and `prior` too, as zeros and ones for each pair of a
-            point and a part: many numbers, which would fill the screen of `az.summary`.
+        match: include the match in `posterior` and `prior`, as zeros and ones for each pair of a
+            point and a part. These are many numbers, which flood `az.summary`.
     """
     draw_key, prior_key, points_key, again_key = jax.random.split(rng_key, 4)
     draws = draws_of(program, result, draw_key, num_samples, num_chains)
@@ -127,8 +126,8 @@ def coordinates(
     names = _shape_names(parts) if names is None else list(names)
     if len(names) != parts.num_objects or len(set(names)) != len(names):
         raise InputError(
-            f"wanted {parts.num_objects} different names for the objects, got {names}; give one "
-            "for each object of the program"
+            f"`names` must have {parts.num_objects} different names, one for each object of the "
+            f"program, got {names}"
         )
     owner, owners = np.asarray(parts.owner), [*names, BACKGROUND]
     number = [int(np.sum(owner[:n] == k)) for n, k in enumerate(owner)]
@@ -142,7 +141,7 @@ def coordinates(
 
 
 def _shape_names(parts: Parts) -> list[str]:
-    """The shapes of this project by name; another template is just an object."""
+    """Name objects after their shape in `models.templates`, others "object"."""
     known = {name: np.asarray(stack(shapes(name)).F) for name in SHAPES}
     owner, F = np.asarray(parts.owner), np.asarray(parts.F)
 
@@ -156,7 +155,7 @@ def _shape_names(parts: Parts) -> list[str]:
 
 
 def _sites(draws: Draws, present: np.ndarray, match: bool) -> Mapping[str, np.ndarray]:
-    """Sites as ArviZ takes them: the match as zeros and ones, for the points alone."""
+    """Sites for ArviZ: the match, if included, as zeros and ones for the rows that are points."""
     sites = {name: np.asarray(x) for name, x in draws.items() if name != "match"}
     if match:
         matrix = match_matrix(np.asarray(draws["match"]))[..., present, :]

@@ -1,4 +1,4 @@
-"""Exact inference: every match is summed over. `run` and `sample` are the front door."""
+"""Exact inference: a sum over all matches, by `run` and `sample`."""
 
 from inference.exact.solve import run, sample
 

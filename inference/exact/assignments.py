@@ -1,9 +1,9 @@
 """The sum over all matches under a mixture prior, where points may share a part.
 
-Each point has one of the N parts whatever the others have, so there are N^M assignments. They are
-summed an object at a time: with n parts an object has (n + 1)^M maps, which send each point to one
-of its parts or leave it to the others, and there are K^M labellings, which give each point an
-object. Both are listed, so this is for small scenes. Scene axes last, as in `permutations`.
+Each point can be any of the N parts, so there are N^M assignments. They are summed one object at a
+time. An object with n parts has (n + 1)^M maps, which send each point to one of its parts or to no
+part. There are K^M labellings, which give each point an object. Both are listed, so this is for
+small scenes. Scene axes are last, as in `permutations`.
 """
 
 from typing import NamedTuple
@@ -30,44 +30,44 @@ from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
 
 MAX_TERMS = 500_000
-"""Maps of one object, or labellings, beyond which a scene is refused."""
+"""Largest number of maps of one object, or of labellings; larger scenes are refused."""
 
 
 class Maps(NamedTuple):
     """Every way to send points to the parts of one object."""
 
     part: Int[np.ndarray, "maps M"]
-    """The part of each point among the object's own, their number for none."""
+    """The part of each point, as an index into the parts of the object; their number for none."""
     mask: Int[np.ndarray, " maps"]
-    """The points that it takes, as a bit mask."""
+    """The points that the object takes, as a bit mask."""
     counts: Int[np.ndarray, "patterns n"]
-    """Numbers of points on each part: all that the precision of the pose depends on."""
+    """Number of points on each part; the precision of the pose depends only on these."""
     pattern: Int[np.ndarray, " maps"]
 
 
 class Listing(NamedTuple):
-    """What is fixed for a program and a number of points."""
+    """Maps and labellings for a program and a number of points."""
 
     num_objects: int
     parts: tuple[Int[np.ndarray, " n"], ...]
-    """Of each object and, where there is clutter, the slots of the background."""
+    """The parts of each object and, if there is clutter, the slots of the background."""
     owner: Int[np.ndarray, " N"]
     maps: tuple[Maps, ...]
     labels: Int[np.ndarray, "labellings M"]
     masks: Int[np.ndarray, "K labellings"]
     """The points that each labelling gives to each object."""
     grouping: Int[np.ndarray, " labellings"]
-    """Which partition of the points it makes, whatever the objects are called."""
+    """Index of the partition of the points, which does not depend on the names of objects."""
     num_points: int
 
     @property
     def num_cells(self) -> int:
-        """Terms that are worked on at a time, for each scene."""
+        """Largest number of terms of a scene that are in memory at once."""
         return max(len(self.labels), *(len(maps.part) for maps in self.maps))
 
 
 class Sums(NamedTuple):
-    """The log weights of the maps of each object and of the labellings, poses integrated out."""
+    """Log weights of the maps of each object and of the labellings, with poses integrated out."""
 
     maps: tuple[Float[Array, "maps *scenes"], ...]
     mean: tuple[Float[Array, "maps p *scenes"], ...]
@@ -82,7 +82,7 @@ class Sums(NamedTuple):
 
 
 def make_listing(skeleton: Skeleton, num_points: int) -> Listing:
-    """List maps and labellings, or say what that would cost."""
+    """List maps and labellings; raise an error with their number if there are too many."""
     owner, parts = np.array(skeleton.owner), tuple(skeleton.groups)
     _refuse_if_too_large(num_points, tuple(len(p) for p in parts), skeleton.pose_dim)
     labels = _products(len(parts), num_points)
@@ -101,7 +101,7 @@ def make_listing(skeleton: Skeleton, num_points: int) -> Listing:
 
 
 def sum_over_assignments(model: LinearGaussianModel, listing: Listing) -> Sums:
-    """The log weight of everything that is listed; the points are the first rows of the model."""
+    """Compute the log weights of maps and labellings; points are the first rows of the model."""
     objects = range(len(listing.parts))
     weights, means, covariances = zip(
         *(_object_terms(model, k, listing) for k in objects), strict=True
@@ -123,11 +123,11 @@ def _object_terms(
     Float[Array, "maps p *scenes"],
     Float[Array, "patterns p p *scenes"],
 ]:
-    """The log weight of each map of an object with its pose integrated out, and the pose given it.
+    """The log weight of each map of an object, and mean and covariance of the pose given the map.
 
-    As in `permutations.object_grid`, with any number c of points on a part. Their residuals r are
-    observed as one number, sqrt(c) times their mean, which has the noise of a single one; what is
-    left of them is the squared distance from their mean.
+    This is `permutations.object_grid` for any number c of points on a part. Their residuals enter
+    as one observation, sqrt(c) times their mean, which has the noise of a single residual. The rest
+    of their density is the sum of squared distances from the mean.
     """
     parts, maps = listing.parts[k], listing.maps[k]
     score, residual = (x[:-1] for x in pair_terms(model, k, parts, listing.num_points))
@@ -190,7 +190,7 @@ def moments(model: LinearGaussianModel, listing: Listing, sums: Sums) -> Moments
 def best_partitions(
     listing: Listing, sums: Sums, count: int
 ) -> tuple[Int[Array, "best scenes M"], Float[Array, "best scenes"]]:
-    """The most probable partitions, under the names of their best labelling, and probabilities."""
+    """The most probable partitions, each as its best labelling, and their probabilities."""
     probs = jnp.exp(sums.labellings - sums.evidence)
     num_groupings = int(listing.grouping.max()) + 1
     by_grouping = jax.ops.segment_sum(probs, listing.grouping, num_groupings)
@@ -216,7 +216,7 @@ def best_match(listing: Listing, sums: Sums) -> Int[Array, "M scenes"]:
 
 
 def draw(key: Array, model: LinearGaussianModel, listing: Listing, sums: Sums, count: int) -> Draws:
-    """A labelling, then a map for each object, then its pose, for a single scene."""
+    """Draw a labelling, a map for each object and the poses, for a single scene."""
     key, label_key = jax.random.split(key)
     labelling = jax.random.categorical(label_key, sums.labellings[:, 0], shape=(count,))
     match = jnp.zeros((listing.num_points, count), int)
@@ -237,7 +237,7 @@ def draw(key: Array, model: LinearGaussianModel, listing: Listing, sums: Sums, c
 def _placed(
     listing: Listing, k: int, way: Int[Array, " n"], match: Int[Array, "M n"]
 ) -> Int[Array, "M n"]:
-    """A match with the points that object k takes by these of its maps filled in."""
+    """Fill in the parts of the points that object k takes under the chosen maps."""
     names = jnp.append(jnp.asarray(listing.parts[k]), -1)
     part = names[jnp.asarray(listing.maps[k].part)[way]].T
     return jnp.where(part >= 0, part, match)
@@ -256,7 +256,7 @@ def _products(size: int, repeat: int) -> Int[np.ndarray, "all repeat"]:
 
 
 def _refuse_if_too_large(num_points: int, sizes: tuple[int, ...], pose_dim: int) -> None:
-    """Say what a scene would cost before anything is allocated."""
+    """Raise an error with the cost of a scene before anything is allocated."""
     terms = max((max(sizes) + 1) ** num_points, len(sizes) ** num_points)
     if terms > MAX_TERMS:
         memory = 8 * 20 * pose_dim**2 * terms / 2**30  # as measured

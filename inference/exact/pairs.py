@@ -1,6 +1,6 @@
-"""Posterior moments of a pose given that a point is a part, summed over all matches.
+"""Joint posterior moments of a pose and a match entry, summed over all matches, for learning.
 
-What learning needs of exact inference: for a point m and a part n of object k,
+For a point m and a part n of object k,
 
     shift_mn = E[z_mn (y_k - E y_k)]    and    spread_mn = E[z_mn (y_k - E y_k)(y_k - E y_k)'].
 """
@@ -25,14 +25,14 @@ from inference.exact.permutations import (
 
 
 class PairMoments(NamedTuple):
-    """Of each point and each part."""
+    """The moments of each pair of a point and a part."""
 
     shift: Float[Array, "M N p *scenes"]
     spread: Float[Array, "M N p p *scenes"]
 
 
 def pair_moments(plan: Plan, tables: Tables) -> tuple[Moments, PairMoments]:
-    """The moments of exact inference, and those of each pair."""
+    """The moments of exact inference, and those of each pair of a point and a part."""
     whole = moments(plan, tables)
     after = jnp.zeros((1, *tables.evidence.shape))
     found: list[PairMoments] = []
@@ -54,7 +54,7 @@ def _of_object(
     outside: Float[Array, "subsets *scenes"],
     pose_mean: Float[Array, "p *scenes"],
 ) -> PairMoments:
-    """One row of the grid after another, as in `inference.exact.permutations`."""
+    """Pair moments of one object; scans the grid row by row, as in `permutations`."""
     placed = plan.placed[k]
     of_right = placed.right_pattern
     outside = jnp.concatenate([outside, jnp.full_like(outside[:1], 2 * LOG_ZERO)])
@@ -94,5 +94,5 @@ def _of_object(
 def _by_point(
     by_row: Float[Array, "rows *rest"], point: np.ndarray, num_points: int
 ) -> Float[Array, "M *rest"]:
-    """What rows contribute to the point that each of them has on a part."""
+    """Sum the contributions of rows by the point that each row has on a part."""
     return jnp.einsum("im,i...->m...", one_hot(point, num_points), by_row)

@@ -1,6 +1,6 @@
-"""Single parses of a scene: the most probable ways to read it, and draws of them.
+"""Single parses of a scene: the most probable ones, and draws from their posterior.
 
-Both walk the tables of `inference.exact.permutations` back from the full set of points.
+Both go backwards through the tables of `inference.exact.permutations`, from the full point set.
 """
 
 import math
@@ -25,11 +25,11 @@ class Parses(NamedTuple):
     """The most probable ways to give each object a subset of the points, best first."""
 
     position: Int[AnyArray, "K best *scenes"]
-    """Of each object's subset in its list."""
+    """Index of each object's subset in the object's list of subsets."""
     log_weight: Float[AnyArray, "best *scenes"]
-    """Of the partition of the points that it makes, whichever object each group belongs to."""
+    """Log weight of the partition of the points, summed over the objects of its groups."""
     log_unlisted: Float[AnyArray, "*scenes"]
-    """At most this is the weight of a partition that is not among them."""
+    """Upper bound on the log weight of any partition that is not listed."""
 
 
 class Draws(NamedTuple):
@@ -39,14 +39,14 @@ class Draws(NamedTuple):
     """The part of each point."""
     pose: Float[AnyArray, "draws K p"]
     conditions: dict[str, AnyArray] | None = None
-    """Values of the program's discrete conditions by site, (draws, ...), where it has any."""
+    """Values of the program's discrete conditions by site, (draws, ...); None without any."""
 
 
 def best_parses(plan: Plan, tables: Tables, count: int) -> Parses:
     """Partitions of the highest weight, found by their best assignment of groups to objects.
 
-    A partition is K! assignments at most, and one that is not listed has none that is better than
-    the last of the list. Clutter is no group of an object: it has one assignment only.
+    A partition has at most K! assignments of its groups to objects. No assignment of an unlisted
+    partition is better than the last listed one, which bounds the weight of unlisted partitions.
     """
     position, weight = best_configurations(tables.subsets, plan.levels, count)
     complete = weight.shape[0] < count
@@ -71,7 +71,7 @@ def best_match(plan: Plan, tables: Tables) -> Int[Array, "M *scenes"]:
 
 
 def draw(key: Array, model: LinearGaussianModel, plan: Plan, tables: Tables, count: int) -> Draws:
-    """Each object's subset, then its placement, then its pose, for a single scene."""
+    """Draw the subset and placement of each object, then the poses, for a single scene."""
     mask = jnp.zeros(count, int)
     match = jnp.full((count, plan.num_points + 1), -1)
     for k in reversed(range(len(plan.parts))):
@@ -99,7 +99,7 @@ def draw_poses(
     owner: Int[np.ndarray, " N"],
     match: Int[Array, "draws M"],
 ) -> Float[Array, "draws K p"]:
-    """A pose of each object for each match, for a single scene."""
+    """Draw the poses given each match, for a single scene."""
     mean, factor = poses_given(jax.tree.map(lambda x: x[..., 0], model), owner, match)
     noise = jax.random.normal(key, mean.shape)
     return (mean + total(factor * noise, axis=1)).T
@@ -110,15 +110,15 @@ def poses_given(
 ) -> tuple[Float[Array, "p K draws"], Float[Array, "p p K draws"]]:
     """Mean of each pose given the match, and a factor C of its covariance C C'.
 
-    The features are observed one after another, as in `permutations.object_grid`.
+    Conditions on one feature after another, as in `permutations.object_grid`.
 
     Args:
-        model: of a single scene, without a scene axis.
+        model: the model of a single scene, without a scene axis.
         match: the part of each of the first M rows, -1 for none.
     """
     num_rows = match.shape[1]
     own = jax.tree.map(lambda x: jnp.asarray(x)[match], model.parts)  # (draws, M, ...)
-    of = jnp.asarray(owner)[match]  # the background, which is no object, has no pose to move
+    of = jnp.asarray(owner)[match]  # index K for the background, which has no pose
     counted = own.feature_mask & model.seen[:num_rows] & (match >= 0)[..., None]
     scale = counted / jnp.sqrt(own.variance)
     expected = own.offset + jnp.einsum(
@@ -137,7 +137,7 @@ def poses_given(
 
 
 def points_of(placed: Placements, cell: Int[Array, "*n"]) -> Int[Array, "*n parts"]:
-    """The point on each part, in the placements at these cells of the grid."""
+    """The point on each part, for the placements at some cells of the grid."""
     row, column = jnp.divmod(cell, len(placed.right))
     return jnp.concatenate(
         [jnp.asarray(placed.left)[row], jnp.asarray(placed.right)[column]], axis=-1
@@ -147,11 +147,11 @@ def points_of(placed: Placements, cell: Int[Array, "*n"]) -> Int[Array, "*n part
 def best_configurations(
     tables: tuple[Float[Array, "subsets *scenes"], ...], levels: tuple[Level, ...], count: int
 ) -> tuple[Int[Array, "K found *scenes"], Float[Array, "found *scenes"]]:
-    """The ways of the highest weight to give each object a subset, at most `count` of them.
+    """The at most `count` ways of the highest weight to give each object a subset.
 
-    First the weight of the best way to fill every point set; then, from the last object to the
-    first, the `count` partial ways whose best completions are the best. None of the ways that are
-    wanted is lost: a better completion is another way that is wanted before it.
+    A forward pass finds the weight of the best way to fill every point set. A backward pass, from
+    the last object to the first, keeps the `count` partial ways with the best completions. This
+    loses none of the best ways: a way is dropped only if `count` others complete at least as well.
     """
     best = [jnp.zeros((1, *tables[0].shape[1:]))]
     for table, level in zip(tables, levels, strict=True):
@@ -178,11 +178,10 @@ def best_configurations(
 def _partition_weight(
     plan: Plan, tables: Tables, position: Int[Array, "K best *scenes"]
 ) -> Float[Array, "best *scenes"]:
-    """Log of the summed weight of all ways that group the points as these do.
+    """Log of the summed weight of all ways that have the same partition of the points.
 
     Each group may belong to any object that can have it, so the sum is a permanent of the weights
-    of groups under objects; empty groups are alike and their orders count once. The background
-    keeps what it has.
+    of groups under objects. Orders of the empty groups count once. The background keeps its points.
     """
     objects = slice(plan.num_objects)
     masks = [

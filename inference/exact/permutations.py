@@ -1,10 +1,10 @@
-"""The sum over all matches of a scene, an object's subset of points at a time.
+"""The sum over all matches of a scene, by dynamic programming over sets of points.
 
-Given the match, poses integrate out in closed form and objects are independent. For each object
-and each subset of the points the marginal likelihoods of all placements on its parts are summed;
-the objects are then put together by dynamic programming over point sets, forwards for the evidence
-and backwards for the posterior probability of every placement, from which all marginals and
-moments follow. Scene axes last, as in `guides.meanfield`.
+Given the match, poses integrate out in closed form and objects are independent. For each object and
+each subset of the points, the marginal likelihoods of all placements on its parts are summed. The
+objects are then combined by dynamic programming over point sets: forwards for the evidence,
+backwards for the posterior probability of every placement, which gives all marginals and moments.
+Scene axes are last, as in `guides.meanfield`.
 """
 
 from collections.abc import Callable
@@ -36,27 +36,27 @@ from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
 
 LOG_ZERO = -1e30
-"""The log of a weight of zero: finite, so that differences of two of them are no NaN."""
+"""Stands for log 0. It is finite because the difference of two infinities would be NaN."""
 
 
 class Plan(NamedTuple):
-    """What is fixed for a program and a number of points.
+    """Lists of placements and splits for a program and a number of points.
 
-    Where there is clutter, the slots of the background follow the objects as one more group. It
-    takes points as they do, only that no pose moves them.
+    If there is clutter, the slots of the background follow the objects as one more group, which
+    takes points as objects do but has no pose.
     """
 
     num_objects: int
     parts: tuple[Int[np.ndarray, " n"], ...]
     template: tuple[int, ...]
-    """For each object the first one with the same template and prior: they share their tables."""
+    """For each object, the first one with the same template and prior; they share tables."""
     placed: tuple[Placements, ...]
     levels: tuple[Level, ...]
     num_points: int
 
     @property
     def num_cells(self) -> int:
-        """Terms that are worked on at a time, for each scene."""
+        """Largest number of terms of a scene that are in memory at once."""
         return max(placed.subset.size for placed in self.placed)
 
     @property
@@ -68,10 +68,10 @@ class Plan(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The log weight of every pair of rows of `Placements`, prior included.
+    """The log weight of every pair of rows of `Placements`, including the prior of the pose.
 
-    The posterior mean of the pose given a placement is the prior mean plus what its two rows
-    contribute. What one row does depends also on which parts the other row meets, its pattern.
+    The posterior mean of the pose given a placement is the prior mean plus a term of each of its
+    two rows. The term of a row also depends on the pattern of the other one, its parts with points.
     """
 
     log_weight: Float[Array, "left right *scenes"]
@@ -82,7 +82,7 @@ class Grid(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The sums, for each object and for each level."""
+    """The sums for each object and each level."""
 
     grids: tuple[Grid, ...]
     subsets: tuple[Float[Array, "subsets *scenes"], ...]
@@ -105,7 +105,7 @@ class Moments(NamedTuple):
 
 
 def make_plan(skeleton: Skeleton, num_points: int) -> Plan:
-    """Lay out the sums."""
+    """List all placements and splits; raise an error with the cost if there are too many."""
     sizes = tuple(len(p) for p in skeleton.groups)
     objects = range(skeleton.num_objects)
     refuse_if_too_large(num_points, sizes)
@@ -123,7 +123,7 @@ def make_plan(skeleton: Skeleton, num_points: int) -> Plan:
 
 
 def sum_over_matches(model: LinearGaussianModel, plan: Plan) -> Tables:
-    """The forward pass; the points are the first rows of the model."""
+    """The forward pass; points are the first rows of the model."""
     grids: list[Grid] = []
     subsets: list[Array] = []
     for k, (first, placed) in enumerate(zip(plan.template, plan.placed, strict=True)):
@@ -148,15 +148,15 @@ def object_grid(
 ) -> Grid:
     """The marginal likelihood of every placement on the parts of object k, pose integrated out.
 
-    The features of the placed points are observed one after another, left half first. Feature i,
-    in units of its noise and relative to the prior mean, is r_i = (x - m - F mu_0) / sqrt(v), and
+    Conditions on the features of the placed points one by one, left half first. Feature i, in units
+    of its noise and relative to the prior mean, is r_i = (x - m - F mu_0) / sqrt(v), and
 
         log p(x) = -1/2 sum_i (z_i^2 + 2 log s_i + log(2 pi v_i)),    z_i = (r_i - E r_i) / s_i,
 
     where E r_i and s_i are its mean and standard deviation given the features before. Nothing
     cancels, however precise the points are. The s_i depend only on which parts have a point. The
     z_i of the right half are linear in its points and in the mean pose given the left half, so each
-    is a number of the left row plus a number of the right row.
+    is a term of the left row plus a term of the right row.
     """
     score, residual = pair_terms(model, k, parts, num_points)
     half = placed.left.shape[1]
@@ -173,7 +173,7 @@ def object_grid(
     steps = jax.tree.map(lambda x: x[..., of_left, :], left)
     start = jnp.zeros((len(prior_mean), 1, 1))
     left_z, mean = innovations(steps, _placed(residual[:, :half], placed.left), start)
-    # The design is the same for every left pattern: an axis of length one.
+    # Steps that are the same for every left pattern have an axis of length one.
     steps = jax.tree.map(lambda x: x[..., of_left, :, :] if x.shape[-3] > 1 else x, both)
     from_left, left_mean = innovations(steps, jnp.zeros((len(met), 1, 1, 1)), mean[:, :, None])
     steps = jax.tree.map(lambda x: x[..., of_right, :], both)
@@ -200,7 +200,7 @@ def object_grid(
 def part_design(
     model: LinearGaussianModel, parts: Int[np.ndarray, " n"]
 ) -> Float[Array, "n d p *scenes"]:
-    """F of each part in units of its noise, zero where it lacks the feature."""
+    """F of each part in units of its noise; zero for features that the part lacks."""
     own = jax.tree.map(lambda x: x[parts], model.parts)
     return own.F * (own.feature_mask / jnp.sqrt(own.variance))[:, :, None]
 
@@ -208,10 +208,10 @@ def part_design(
 def pair_terms(
     model: LinearGaussianModel, k: int, parts: Int[np.ndarray, " n"], num_points: int
 ) -> tuple[Float[Array, "M+1 n *scenes"], Float[Array, "M+1 n d *scenes"]]:
-    """Each point as each part of object k: its log weight but for the squares, and its residual.
+    """For each point as each part of object k: the log weight without its squares, and residuals.
 
-    The residual is from the part at the prior mean of the pose, in units of the noise. The last row
-    is for no point at all: a dummy row takes the part.
+    Residuals are relative to the part at the prior mean of the pose, in units of the noise. The
+    last row stands for no point: a dummy row takes the part.
     """
     own = jax.tree.map(lambda x: x[parts], model.parts)
     k = min(k, len(model.pose_mean) - 1)  # any pose will do for the background
@@ -233,7 +233,7 @@ def pair_terms(
 def _by_feature(
     design: Float[Array, "n d p *scenes"], met: Bool[np.ndarray, "patterns n"]
 ) -> Float[Array, "n*d p patterns *scenes"]:
-    """The rows to condition on under each pattern: zeros for parts that have no point."""
+    """The design rows to condition on under each pattern; zero for parts without a point."""
     rows = design[:, :, :, None] * met.T[:, None, None, :, None]
     return rows.reshape(-1, *rows.shape[2:])
 
@@ -241,7 +241,7 @@ def _by_feature(
 def _placed(
     residual: Float[Array, "M+1 n d *scenes"], rows: Int[np.ndarray, "rows n"]
 ) -> Float[Array, "n*d rows *scenes"]:
-    """The numbers that each row of placements observes."""
+    """The residuals of the points in each row of placements, by part and feature."""
     chosen = jnp.moveaxis(residual[rows, np.arange(rows.shape[1])], 0, 2)  # (n, d, rows, scenes)
     return chosen.reshape(-1, *chosen.shape[2:])
 
@@ -249,18 +249,18 @@ def _placed(
 def _over_parts(
     values: Float[Array, "M+1 n *rest"], rows: Int[np.ndarray, "rows n"]
 ) -> Float[Array, "rows *rest"]:
-    """The sum over parts of what the point on each contributes."""
+    """For each row of placements, sum the values of its points over parts."""
     start = jnp.zeros((len(rows), *values.shape[2:]))
     return sum((values[rows[:, a], a] for a in range(rows.shape[1])), start)
 
 
 def moments(plan: Plan, tables: Tables) -> Moments:
-    """The backward pass: the posterior probability of every placement, and what follows from it."""
-    after = jnp.zeros((1, *tables.evidence.shape))  # log weight of what goes with each point set
+    """The backward pass: posterior probabilities of all placements, then marginals and moments."""
+    after = jnp.zeros((1, *tables.evidence.shape))  # log weight of completing each point set
     by_object: dict[int, tuple[Array, Array, Array]] = {}
     for k in reversed(range(len(plan.parts))):
         level, table, before = plan.levels[k], tables.subsets[k], tables.forward[k]
-        if plan.template[k] == k:  # objects that are alike have the same marginals
+        if plan.template[k] == k:  # alike objects have the same marginals
             others = log_sum((after, level.set_of_subset), (before, level.rest_of_subset))
             by_object[k] = _object_moments(plan, k, tables.grids[k], others - tables.evidence)
         after = log_sum((after, level.set_of_rest), (table, level.subset_of_rest))
@@ -273,10 +273,11 @@ def moments(plan: Plan, tables: Tables) -> Moments:
 def _object_moments(
     plan: Plan, k: int, grid: Grid, outside: Float[Array, "subsets *scenes"]
 ) -> tuple[Float[Array, "M n *scenes"], Float[Array, "p *scenes"], Float[Array, "p p *scenes"]]:
-    """Of one object, from the log weight of all that goes with each of its subsets.
+    """Marginals and moments of one object.
 
-    One row of the grid after another. The covariance between placements is a sum of squares around
-    the posterior mean, because a difference of second moments may be indefinite.
+    `outside` has, for each of its subsets, the log weight of all ways to assign the other points,
+    relative to the evidence. Scans the grid row by row. The covariance between placements is a sum
+    of squares around the mean, because a difference of second moments may be indefinite.
     """
     placed = plan.placed[k]
     of_right = placed.right_pattern
@@ -323,13 +324,13 @@ def _object_moments(
 
 
 Lists = tuple[Float[Array, "n *scenes"], Int[np.ndarray, "most out"]]
-"""Values, and lists of places among them down the columns; see `inference.exact.subsets`."""
+"""Values, and lists of indices into them, one list per column; see `inference.exact.subsets`."""
 
 
 def log_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
-    """Log of the sum over each list of exp of the terms' sum.
+    """For each list, the log-sum-exp over its entries of the sum of the terms.
 
-    An entry of all lists at a time, so that memory is read along the scenes.
+    The loop is over entries, for all lists at once, so memory is read along the scene axis.
     """
     entry, most = _entries(terms)
     highest = _accumulate(jnp.maximum, entry, most)
@@ -338,7 +339,7 @@ def log_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
 
 
 def largest_sum(*terms: Lists) -> Float[Array, "out *scenes"]:
-    """The largest of the terms' sums over each list."""
+    """For each list, the maximum over its entries of the sum of the terms."""
     return jnp.maximum(_accumulate(jnp.maximum, *_entries(terms)), LOG_ZERO)
 
 
@@ -366,5 +367,5 @@ def _accumulate(
 
 
 def one_hot(values: Int[np.ndarray, " n"], size: int) -> Float[np.ndarray, "n size"]:
-    """Rows of zeros for values beyond."""
+    """One-hot rows; a row of zeros for a value of `size` or more."""
     return (values[:, None] == np.arange(size)).astype(float)

@@ -1,7 +1,7 @@
-"""The sums of exact inference, compiled: scenes of the same number of points together.
+"""The sums of exact inference, compiled, for all scenes with the same number of points together.
 
-Scenes come in chunks whose memory is bounded, and the next chunk is under way while the last one is
-put in its place.
+Scenes are solved in chunks of bounded memory. The next chunk is launched before the results of the
+last one are fetched.
 """
 
 import functools
@@ -33,37 +33,37 @@ from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
 MAX_PARSES = 512
-"""Ways to read a scene that are listed at most in search of its most probable partition."""
+"""Largest number of parses listed in search of the most probable partition of a scene."""
 
 MAX_REACH = 1e10
-"""Standard deviations of the noise that a number of a scene may have: beyond it the digits of a
-float no longer give the log evidence to one part in a million."""
+"""Largest number in a scene, in standard deviations of the noise. Beyond it, double precision does
+not give the log evidence to one part in a million."""
 
-_CELLS = 1 << 19  # grid cells of an object, times scenes, that are worked on at a time
-_WIDTHS = (1, 8, 32)  # scenes that are solved together: few, as each is compiled
-_PARSE = 256  # cells that take as much memory as a parse, roughly
+_CELLS = 1 << 19  # grid cells of an object, times scenes, that are in memory at once
+_WIDTHS = (1, 8, 32)  # batch sizes: few, because each is compiled
+_PARSE = 256  # memory of a parse, in grid cells, roughly
 
 
 class Solution(NamedTuple):
-    """What the sum gives for scenes with the same number of points, which come first."""
+    """Exact results for scenes with the same number of points; points are the first rows."""
 
     log_sum: Float[AnyArray, " scenes"]
-    """Over the matches of all rows, dummies too."""
+    """Log of the sum over the matches of all rows, including dummy rows."""
     moments: Moments
     labels: Int[AnyArray, "M best scenes"]
-    """The object of each point in the most probable partitions; some may be there twice."""
+    """The object of each point in the most probable partitions; a partition may appear twice."""
     label_probs: Float[AnyArray, "best scenes"]
     unlisted: Float[AnyArray, " scenes"]
-    """No other partition is more probable than this."""
+    """Upper bound on the probability of any partition that is not in `labels`."""
     best_match: Int[AnyArray, "M scenes"]
     fits: Bool[AnyArray, " scenes"]
-    """Whether the rows are what the sum takes them for."""
+    """Whether points are seen whole and, unless the prior is a mixture, dummy rows are alike."""
     reach: Float[AnyArray, " scenes"]
     """The largest number of each scene, in standard deviations of the noise."""
 
 
 Solved = tuple[Int[np.ndarray, " some"], Plan | Listing, Solution]
-"""Which scenes were solved together, on which plan, and what came out."""
+"""Indices of scenes that were solved together, their plan, and their solution."""
 
 
 def solutions(
@@ -73,10 +73,10 @@ def solutions(
     num_parses: tuple[int, ...],
     report: Report,
 ) -> Iterator[Solved]:
-    """Solve all scenes, those again whose most probable partition may not have been listed.
+    """Solve all scenes, and solve again those whose most probable partition may be unlisted.
 
     Args:
-        num_parses: how many ways to read a scene to list, at the first and at further attempts.
+        num_parses: how many parses to list, at the first and at further attempts.
     """
     left, finished = np.arange(len(sizes)), 0
     for breadth in num_parses:
@@ -110,14 +110,14 @@ def in_chunks(
     solver_of: Callable[[int], Callable[..., Any]],
     cells: int = 0,
 ) -> Iterator[tuple[Int[np.ndarray, " some"], Plan | Listing, Any]]:
-    """Solve scenes of the same number of points together, some at a time.
+    """Solve scenes in chunks with the same number of points.
 
-    The next ones are under way while the last ones are put in their places.
+    Each chunk is launched before the results of the last one are fetched.
 
     Args:
-        solver_of: compiled code for a number of points; what it returns has the scenes last, and
-            `fits` and `reach` as a `Solution` has them.
-        cells: that a scene takes at least.
+        solver_of: returns compiled code for a number of points. The result of this code has the
+            scene axis last, and `fits` and `reach` as in a `Solution`.
+        cells: lower bound on the memory of a scene, in grid cells.
     """
     waiting: Any = None
     for num_points in np.unique(sizes[which]):
@@ -140,24 +140,24 @@ def in_chunks(
 def _finished(
     some: Int[np.ndarray, " some"], plan: Plan | Listing, solution: Any
 ) -> tuple[Int[np.ndarray, " some"], Plan | Listing, Any]:
-    """In numpy, without the scenes that only fill a chunk, once it is clear that all fit."""
+    """Check a chunk and convert it to numpy, without the scenes that only pad it."""
     refuse_if_unfit(solution.fits, solution.reach)
     return some, plan, jax.tree.map(lambda x: np.asarray(x)[..., : len(some)], solution)
 
 
 def refuse_if_unfit(fits: Bool[AnyArray, " scenes"], reach: Float[AnyArray, " scenes"]) -> None:
-    """Refuse scenes that the sums are not made for, or whose numbers have too many digits."""
+    """Raise an error for rows that the sums cannot treat, or for numbers that are too large."""
     if not np.asarray(fits).all():
         raise InputError(
-            "exact inference wants points that are seen whole or not at all, as `present` says, "
-            "and dummy rows that are all alike in the match prior, but this program treats single "
-            "features or dummies on their own; use the method ds"
+            "exact inference requires points that are seen whole or not at all, and dummy rows "
+            "that are all alike in the match prior, but here single features are missing or dummy "
+            "rows differ; use the method ds"
         )
     if not (np.asarray(reach) <= MAX_REACH).all():
         raise InputError(
             f"exact inference got numbers of {np.max(reach):.1e} standard deviations of the noise; "
             "points, part offsets and poses under the prior must be within "
-            f"{MAX_REACH:.0e} of them for the digits of a float to suffice; lower the precision, "
+            f"{MAX_REACH:.0e} of them for double precision to suffice; lower the precision, "
             "narrow the pose prior, or centre the points; if the noise is unknown, give it a prior "
             "that keeps away from zero, such as a LogNormal, or use gibbs"
         )
@@ -165,7 +165,7 @@ def refuse_if_unfit(fits: Bool[AnyArray, " scenes"], reach: Float[AnyArray, " sc
 
 @functools.lru_cache(maxsize=64)
 def plan_of(skeleton: Skeleton, num_points: int) -> Plan | Listing:
-    """What exact inference sums over: placements or, for a mixture, assignments."""
+    """List what exact inference sums over: placements or, for a mixture prior, assignments."""
     is_mixture = skeleton.match_family is MixtureMatch
     return (assignments.make_listing if is_mixture else make_plan)(skeleton, num_points)
 
@@ -230,7 +230,7 @@ def _solve_mixture(
         assignments.moments(model, listing, sums),
         jnp.moveaxis(labels, -1, 0),
         probs,
-        jnp.zeros_like(sums.evidence),  # all of them were looked at
+        jnp.zeros_like(sums.evidence),  # all partitions are listed
         assignments.best_match(listing, sums),
         fits,
         reach,
@@ -242,10 +242,7 @@ def ordered(
     plan: Plan | Listing,
     order: Int[AnyArray, "scenes N"],
 ) -> tuple[LinearGaussianModel, Bool[Array, " scenes"], Float[Array, " scenes"]]:
-    """The model with its points first, whether its rows are what the sum takes them for, its reach.
-
-    See `Solution` for the last two.
-    """
+    """Reorder the rows of a model, points first; also return `fits` and `reach` of `Solution`."""
 
     def reorder(x: Array) -> Array:
         wide = jnp.broadcast_to(x, (*x.shape[:-1], len(order)))
@@ -268,8 +265,8 @@ def ordered(
 def _reach(model: LinearGaussianModel, owner: Int[np.ndarray, " N"]) -> Float[Array, " scenes"]:
     """The largest of points, offsets and predictions under the pose prior, in units of the noise.
 
-    Every number that exact inference subtracts from another is at most about this large, so this
-    many times the machine epsilon is the rounding error of a residual.
+    The numbers that exact inference subtracts from each other are at most about this large, so the
+    rounding error of a residual is about this times the machine epsilon.
     """
     F, offset, variance = model.parts.F, model.parts.offset, model.parts.variance
     spread = jnp.sqrt(jnp.diagonal(model.pose_covariance, axis1=1, axis2=2))  # (K, scenes, p)

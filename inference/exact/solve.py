@@ -1,7 +1,7 @@
-"""Exact inference: every match is summed over, on the program itself.
+"""Exact inference: the posterior of a program by a sum over all matches.
 
-`inference.exact.permutations` sums over permutations, `inference.exact.assignments` over those of a
-mixture, and `inference.exact.solutions` has them compiled.
+`inference.exact.permutations` sums over permutations, `inference.exact.assignments` over the
+assignments of a mixture prior, and `inference.exact.solutions` compiles both.
 """
 
 import functools
@@ -39,8 +39,8 @@ from models.program.sites import Program
 from models.scenes import Scene, check_scene, points_first
 
 NUM_GIVEN = 16
-"""Partitions that are listed where it is given which objects are present, or how precise points
-are: their probabilities are added up over such conditions, so none should leave out much."""
+"""How many partitions are listed at each value of the conditions. Their probabilities are added up
+over conditions, so the list should leave out little probability."""
 
 
 @method
@@ -52,12 +52,13 @@ def run(
 ) -> Result:
     """The exact posterior of one scene or of each scene of a batch.
 
-    The result has `log_evidence`, exact match marginals, pose moments (of the mixture over matches
-    that the pose posterior is) and, in `details`: `partitions`, the most probable partitions of the
-    points with their probabilities, and `best_match`, the part of each row in the best match. The
-    best match need not have the most probable partition, which sums over many matches, and where
-    identical objects tie the two may name them differently. Partitions are listed as far as it is
-    proven to be more probable than all others; `proven` says so of the first.
+    The result has `log_evidence`, exact match marginals, and pose moments (the pose posterior is a
+    mixture over matches). `partitions` lists the most probable partitions of the points with their
+    probabilities; `best_match` is the part of each row in the most probable match. The best match
+    need not have the most probable partition, which sums over many matches, and the two may name
+    identical objects differently. Without further latent sites, `partitions` has the first and
+    those proven to be more probable than all unlisted ones; `details["proven"]` says whether the
+    first is proven.
     """
     report = reporter(progress_bar)
     return solve_scenes(
@@ -91,7 +92,7 @@ def _solved(problem: Problem, report: Report) -> Result:
         listed = _partitions(solution, points, num_rows, num_parses[0])
         for s, found in zip(some, listed, strict=True):
             partitions[s] = found
-    nothing = np.full(num_rows, -1)  # where numbers are so extreme that no weight is above zero
+    nothing = np.full(num_rows, -1)  # for numbers so extreme that every weight is zero
     result = Result(
         method="exact",
         scene=scenes,
@@ -111,7 +112,7 @@ def _solved(problem: Problem, report: Report) -> Result:
 
 
 def _proven_only(result: Result) -> Result:
-    """Drop partitions that unlisted ones might outrank."""
+    """Drop partitions that might be less probable than an unlisted one, except the first."""
     assert result.partitions is not None
     unlisted = result.details["unlisted"]
     proven = [
@@ -123,13 +124,13 @@ def _proven_only(result: Result) -> Result:
 
 
 def sample(program: Program, scene: Scene, rng_key: Array, num_samples: int = 1000) -> Draws:
-    """Independent draws of (match, pose) from the exact posterior of one scene.
+    """Independent draws of match and poses from the exact posterior of one scene.
 
-    Returns numpy arrays: the part of each row, (draws, N), -1 in dummy rows, the poses, and values
-    of the program's discrete conditions.
+    Returns numpy arrays: the part of each row (draws, N), -1 in dummy rows; the poses; and the
+    values of the program's discrete conditions.
     """
     if scene.is_batch:
-        raise InputError("exact draws are for one scene, got a batch; use scene.take(i)")
+        raise InputError("exact draws require one scene, got a batch; use scene.take(i)")
     scenes = check_scene(scene).batch()
     found = read_problem(program, scenes, factors=frozenset())
     if isinstance(found, Problem):
@@ -138,8 +139,8 @@ def sample(program: Program, scene: Scene, rng_key: Array, num_samples: int = 10
     if listed.continuous:
         name = next(iter(listed.continuous))
         raise InputError(
-            f"exact draws require that continuous sites are fixed, but {name!r} has a prior; fix "
-            "it in the program, or draw with the method gibbs or nuts"
+            f"exact draws require fixed continuous sites, but {name!r} has a prior; fix it in the "
+            "program, or draw with the method gibbs or nuts"
         )
     copies = scenes.take(np.zeros(listed.num_values, int))
     problem = read_problem(program, copies, listed.values, factors=frozenset())
@@ -175,7 +176,7 @@ def _sample(problem: Problem, key: Array, num_samples: int) -> Draws:
 def _sampler(
     skeleton: Skeleton, num_points: int, num_samples: int
 ) -> Callable[[Array, LinearGaussianModel, Int[AnyArray, "1 N"]], tuple[Draws, Array, Array]]:
-    """Draws, and what `refuse_if_unfit` looks at."""
+    """A compiled sampler; it also returns what `refuse_if_unfit` checks."""
     plan = plan_of(skeleton, num_points)
 
     @compiled
@@ -196,8 +197,8 @@ def _sampler(
 def _check_normalizer(problem: Problem) -> None:
     if np.isnan(problem.log_constant).any():
         raise InputError(
-            f"the normaliser of a match prior that is not uniform requires at most {MAX_ROWS} "
-            "points that can meet the same parts, and this scene has more; use a uniform prior or "
+            f"a match prior that is not uniform can be normalised only if at most {MAX_ROWS} "
+            "points compete for the same parts, but this scene has more; use a uniform prior or "
             "the method ds"
         )
 
@@ -205,9 +206,9 @@ def _check_normalizer(problem: Problem) -> None:
 def _partitions(
     solution: Solution, points: Int[np.ndarray, "some M"], num_rows: int, num_listed: int
 ) -> Iterator[list[tuple[Int[np.ndarray, " N"], float]]]:
-    """Most probable partitions of each scene: the object of each row, and the probability.
+    """The most probable partitions of each scene: the object of each row, and the probability.
 
-    Ways that group the points alike, such as two identical objects swapped, are one partition.
+    Labellings that group the points alike, such as two identical objects swapped, are merged.
     """
     labels = solution.labels.T  # (scenes, best, M)
     probability = solution.label_probs.T

@@ -1,11 +1,11 @@
-"""Which points can an object have? The combinatorics of exact inference, in plain numpy.
+"""The combinatorics of exact inference: subsets of points and their placements, in plain numpy.
 
-Given the match the objects are independent, so a sum over all matches is a sum over ways to give
-each object a subset of the points, and for each object over the placements of its subset on its
-parts. Everything here depends on the numbers of points and parts alone and is made once for each.
+Given the match the objects are independent. So a sum over all matches is a sum over the ways to
+give each object a subset of the points and, for each object, over the placements of its subset on
+its parts. Everything here depends only on the numbers of points and parts, and is cached for these.
 
-Lists of different lengths are padded to the longest and stand in columns, entry first: a sum over
-them is a sum over the first axis. The number of things listed marks an empty place.
+Lists of different lengths are padded to the longest. Each list is a column, so a sum over its
+entries is a sum over the first axis. An empty entry is marked by the number of possible values.
 """
 
 import functools
@@ -19,37 +19,36 @@ from jaxtyping import Bool, Int
 from models.errors import InputError
 
 MAX_TERMS = 2_000_000
-"""Placements of one object, or splits of point sets in all, beyond which a scene is refused."""
+"""Largest number of placements of one object, or of splits; larger scenes are refused."""
 
 
 class Placements(NamedTuple):
     """Every way to place some of M points on the parts of an object, at most one on a part.
 
-    The parts are cut in two halves. A row of `left` says which point each part of the left half
-    has, M for none, a row of `right` the same for the right half, and a placement is a pair of
-    rows without a common point. So a quadratic form in the placed points is a matrix product
-    between the halves.
+    The parts are divided into two halves. A row of `left` has the point on each part of the left
+    half, M for none; a row of `right` does the same for the right half. A placement is a pair of
+    rows without a common point, so terms that involve both halves are a grid of pairs.
     """
 
     left: Int[np.ndarray, "left_rows left_parts"]
     right: Int[np.ndarray, "right_rows right_parts"]
     left_met: Bool[np.ndarray, "left_patterns left_parts"]
-    """The patterns of parts that have a point, in a row of `left`."""
+    """The patterns that occur in rows of `left`: which parts have a point."""
     left_pattern: Int[np.ndarray, " left_rows"]
     right_met: Bool[np.ndarray, "right_patterns right_parts"]
     right_pattern: Int[np.ndarray, " right_rows"]
     masks: Int[np.ndarray, " subsets"]
     """The subsets of points that the object can have, as bit masks."""
     subset: Int[np.ndarray, "left_rows right_rows"]
-    """The subset that a pair of rows places; the number of subsets where it is no placement."""
+    """The subset that a pair of rows places; the number of subsets if it is not a placement."""
     ways: Int[np.ndarray, "most subsets"]
-    """For each subset its placements, as positions in the flattened grid of pairs."""
+    """For each subset, its placements as indices into the flattened grid of pairs."""
 
 
 class Level(NamedTuple):
-    """How a point set of the first k objects splits into the k-th's and one of those before.
+    """How a point set of the first k objects splits into a subset of object k and the rest.
 
-    The same list of splits three times: by the set, by the k-th's subset, and by the rest.
+    The same list of splits is stored three times: by the set, by the subset, and by the rest.
     """
 
     masks: Int[np.ndarray, " sets"]
@@ -83,13 +82,13 @@ def count_splits(num_points: int, sizes: tuple[int, ...]) -> int:
 
 
 def refuse_if_too_large(num_points: int, sizes: tuple[int, ...]) -> None:
-    """Say what a scene would cost before anything is allocated."""
+    """Raise an error with the cost of a scene before anything is allocated."""
     terms = max(count_placements(num_points, size) for size in sizes)
     splits = count_splits(num_points, sizes)
     if max(terms, splits) > MAX_TERMS:
         memory = 8 * max(8 * terms, 9 * splits) / 2**30
         raise InputError(
-            f"exact inference on {num_points} points and objects of {sizes} parts needs {terms:,} "
+            f"exact inference on {num_points} points and objects of {sizes} parts takes {terms:,} "
             f"placements on an object and {splits:,} splits of point sets, about {memory:,.1f} "
             f"GiB, more than the limit of {MAX_TERMS:,}; use the variational method (ds) instead"
         )
@@ -97,7 +96,7 @@ def refuse_if_too_large(num_points: int, sizes: tuple[int, ...]) -> None:
 
 @functools.cache
 def placements(num_points: int, num_parts: int, fewest: int) -> Placements:
-    """List them, for subsets of at least `fewest` points."""
+    """List the placements of subsets of at least `fewest` points."""
     half = num_parts // 2
     left = _rows(num_points, half, fewest - (num_parts - half))
     right = _rows(num_points, num_parts - half, fewest - half)
@@ -116,9 +115,9 @@ def placements(num_points: int, num_parts: int, fewest: int) -> Placements:
 
 @functools.cache
 def levels(num_points: int, sizes: tuple[int, ...]) -> tuple[Level, ...]:
-    """The splits for objects of the given numbers of parts; the last level has only the full set.
+    """List the splits for objects of these sizes; the last level has only the full set.
 
-    A set is only listed if the objects before can have filled it and those after can take the rest.
+    A set is listed only if the objects up to this one can fill it and the others can take the rest.
     """
     windows = _windows(num_points, sizes)
     before = np.zeros(1, int)
@@ -145,7 +144,7 @@ def levels(num_points: int, sizes: tuple[int, ...]) -> tuple[Level, ...]:
 
 
 def fewest(num_points: int, sizes: tuple[int, ...], k: int) -> int:
-    """Points that object k has to have, because the others cannot take them."""
+    """The smallest number of points of object k: those that the other objects cannot take."""
     return max(0, num_points - (sum(sizes) - sizes[k]))
 
 
@@ -155,12 +154,12 @@ def members(masks: Int[np.ndarray, "*shape"], num_points: int) -> Bool[np.ndarra
 
 
 def bit_count(masks: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
-    """How many points each bit mask has."""
+    """Number of points in each bit mask."""
     return np.bitwise_count(masks).astype(int)
 
 
 def _rows(num_points: int, num_parts: int, fewest: int) -> Int[np.ndarray, "rows parts"]:
-    """Every way to place at least `fewest` points on some parts, M where a part has none."""
+    """Every way to place at least `fewest` points on some parts; M for a part without a point."""
     rows = []
     for pattern in itertools.product((False, True), repeat=num_parts):
         size = sum(pattern)
@@ -179,7 +178,7 @@ def _as_masks(rows: Int[np.ndarray, "rows parts"], num_points: int) -> Int[np.nd
 def _columns(
     key: Int[np.ndarray, " n"], num_keys: int, *values: tuple[Int[np.ndarray, " n"], int]
 ) -> list[Int[np.ndarray, "most keys"]]:
-    """For each key the list of its values, down a column; each comes with its empty mark."""
+    """List the values of each key in a column; each array of values comes with its empty mark."""
     order = np.argsort(key, kind="stable")
     counts = np.bincount(key, minlength=num_keys)
     place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""Learning what a program leaves open: `numpyro.param` from many scenes."""
+"""Learn the `numpyro.param` values of a program from many scenes."""
 
 from inference.learning.learn import Learned, Rounds, learn
 

@@ -1,4 +1,4 @@
-"""The E-step: what each scene says of its match and poses, at the present parameters."""
+"""The E-step: the posterior of match and poses of each scene, at the current parameters."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -34,37 +34,37 @@ from models.scenes import Scene, points_first
 
 EStep = Literal["exact", "ds", "map"]
 
-_NEGLIGIBLE = 1e-12  # of a run's weight within its scene
+_NEGLIGIBLE = 1e-12  # runs of a smaller weight within their scene are dropped
 
-_PARSES = 4  # of a scene that coordinate ascent begins with
+_PARSES = 4  # parses of a scene with which coordinate ascent begins
 
 _SCHEDULE = Schedule(beta_start=1.0)
-"""Parses and the match probabilities of the last round are good enough to begin unannealed."""
+"""No annealing: parses and the last match probabilities are good starting points."""
 
 _PRECISE = _SCHEDULE._replace(tolerance=1e-8)
 
 
 class Expectations(NamedTuple):
-    """The posterior of some scenes, in runs: a scene at a value of its conditions."""
+    """The posterior of some scenes, as runs; a run is a scene at a value of its conditions."""
 
     scene: Int[np.ndarray, " runs"]
     given: dict[str, np.ndarray]
     """The conditions of each run."""
     weight: Float[np.ndarray, " runs"]
-    """Of the run within its scene; the weights of a scene sum to one."""
+    """Posterior weight of the run within its scene; the weights of a scene sum to one."""
     log_volume: Float[np.ndarray, " runs"]
-    """Of the cell of continuous conditions that the run stands for; zero where there are none."""
+    """Log volume of the lattice cell of continuous conditions; zero without such conditions."""
     statistics: Statistics
     value: Float[np.ndarray, " scenes"]
     """Log evidence or ELBO of each scene."""
 
     def first_given(self) -> dict[str, np.ndarray]:
-        """The conditions of one run, as an example."""
+        """The conditions of the first run."""
         return {name: x[0] for name, x in self.given.items()}
 
 
 def join_expectations(found: Sequence[Expectations], batches: Sequence[Scene]) -> Expectations:
-    """Of the scenes of several batches, as far as they were inferred, as if they were one."""
+    """Join the expectations of several batches; batches that were not inferred yet are left out."""
     if len(batches) == 1:
         return found[0]
     ends = np.cumsum([0, *(len(batch.points) for batch in batches)])
@@ -83,12 +83,11 @@ def expect(
     """Infer every scene, and keep what the M-step needs.
 
     Args:
-        program: with its parameters at their present values.
+        program: the program at the current values of its parameters.
         method: exact inference, coordinate ascent, or the best parse alone.
-        last: what was inferred at parameters nearby. The conditions that had weight there are the
-            only ones that are solved, and coordinate ascent goes on from the match probabilities
-            there, in the place of a search.
-        precisely: let coordinate ascent converge far enough for differences between E-steps.
+        last: the E-step at nearby parameters. Only the conditions that had weight there are solved,
+            and coordinate ascent starts from the match probabilities there instead of searching.
+        precisely: use a tolerance for coordinate ascent that allows differences of E-steps.
     """
     if method not in ("exact", "ds", "map"):
         raise InputError(f"there is no E-step {method!r}; choose from exact, ds, map")
@@ -121,7 +120,7 @@ def _again(
     last: Expectations,
     schedule: Schedule,
 ) -> Expectations:
-    """Solve the same runs, from where they ended."""
+    """Solve the same runs again; coordinate ascent starts where it ended."""
     runs = scenes.take(last.scene)
     problem = read_problem(
         program, runs, last.given, factors=frozenset(), or_bound=method != "exact"
@@ -138,7 +137,7 @@ def _again(
     return last._replace(weight=weight, statistics=result.details["statistics"], value=value)
 
 
-_TINY = 1e-30  # a match probability whose logarithm is finite
+_TINY = 1e-30  # lower bound on match probabilities, for a finite logarithm
 
 
 def _with_statistics(result: Result) -> Result:
@@ -149,7 +148,7 @@ def _with_statistics(result: Result) -> Result:
 
 
 class _Recorder:
-    """Keeps the runs of each scene, in the place of putting them together."""
+    """A `finish` for `solve_scenes` that stores the runs instead of mixing them."""
 
     def __init__(self) -> None:
         self.parts: list[Expectations] = []
@@ -169,7 +168,7 @@ class _Recorder:
         return replace(runs.result, details={}).take(firsts)
 
     def expectations(self, result: Result) -> Expectations:
-        """All that was kept, or the result itself where a program leaves no condition open."""
+        """The stored runs or, for a program without open conditions, `result` as runs."""
         if self.parts:
             return jax.tree.map(lambda *x: np.concatenate(x), *self.parts)
         value = np.asarray(result.log_value)
@@ -181,7 +180,7 @@ class _Recorder:
 
 
 class _Sums(NamedTuple):
-    """What exact inference gives for scenes of the same number of points, which come first."""
+    """Exact results for scenes with the same number of points; points are the first rows."""
 
     log_sum: Float[AnyArray, " scenes"]
     moments: Moments
@@ -192,7 +191,7 @@ class _Sums(NamedTuple):
 
 
 def _solve_exactly(problem: Problem) -> Result:
-    """Exact inference with the moments of every pair, and without lists of partitions."""
+    """Exact inference with the moments of each pair, and without lists of partitions."""
     if problem.skeleton.match_family is MixtureMatch:
         raise InputError(
             "site 'match': a MixtureMatch has no exact E-step; use the E-step 'ds', or a prior "
@@ -258,7 +257,7 @@ def _sums(
 
 
 def _with_dummies(match_probs: Float[np.ndarray, "some M N"]) -> Float[np.ndarray, "some N N"]:
-    """Dummy rows, which are all alike, share the parts that the points leave."""
+    """Add dummy rows, which share equally the parts that the points leave."""
     num_points, rows = match_probs.shape[1:]
     left = 1.0 - match_probs.sum(axis=1, keepdims=True)
     dummies = np.repeat(left / max(rows - num_points, 1), rows - num_points, axis=1)

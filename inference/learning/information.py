@@ -1,8 +1,8 @@
-"""Standard errors of what was learnt, from the observed information.
+"""Standard errors of learnt parameters, from the observed information.
 
-The observed information is minus the slope of the score, and the score is the slope of the summed
-log evidence (or bound). By Fisher's identity a score takes an E-step alone, so central differences
-of scores do for every kind of E-step.
+The observed information is minus the derivative of the score, and the score is the gradient of the
+summed log evidence (or bound). By Fisher's identity a score takes only an E-step, so the
+information is found by central differences of scores, for every kind of E-step.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,24 @@ from jaxtyping import Float
 from inference.learning.params import Params, Values
 
 STEP = 0.3
-"""Of the differences, in standard errors of a parameter when all others are known."""
+"""Step of the differences, in standard errors of a parameter if all others were known."""
 
 MAX_STEP = 3e-3
-"""Of an unconstrained parameter. Where a posterior averages over symmetric matches, as of a square,
-the scores of single scenes are small and say nothing of how far a parameter can move."""
+"""Largest step of an unconstrained parameter. If a posterior averages over symmetric matches, as of
+a square, the scores of single scenes are small and do not give the scale of a parameter."""
 
-_UNINFORMED = 1e-4  # of the largest information, below which a direction has none: a gauge
+_UNINFORMED = 1e-4  # directions with less than this share of the largest information have none
 
 Scores = Callable[[Float[np.ndarray, " n"]], Float[np.ndarray, "scenes n"]]
-"""The slope of each scene's log evidence, or bound, at some parameters."""
+"""The gradient of each scene's log evidence, or bound, at some parameters."""
 
 
 def standard_errors(params: Params, flat: Float[np.ndarray, " n"], scores_at: Scores) -> Values:
     """Standard errors of the values of all parameters (the delta method).
 
-    A parameter at its bound has none, and neither has a direction that no scene informs, such as
-    the size of vertices that the program normalises. Not a number where the log evidence does not
-    curve down, as it may before learning has converged.
+    The error is zero for a parameter at its bound, and in a direction that no scene informs, such
+    as the size of vertices that the program normalises. It is NaN where the log evidence does not
+    curve down, which can happen before learning has converged.
     """
     scale = 1 / np.sqrt((scores_at(flat) ** 2).sum(axis=0))
     free = np.flatnonzero((flat < params.highest() - 1e-9) & np.isfinite(scale))
@@ -40,7 +40,7 @@ def standard_errors(params: Params, flat: Float[np.ndarray, " n"], scores_at: Sc
     curved = np.diag(information) > 0
     kept, flattened = free[curved], free[~curved]
     information = information[np.ix_(curved, curved)]
-    # Directions are told apart by how informed they are in units of each parameter's own error.
+    # Scale each parameter by its own error, so that uninformed directions can be recognised.
     size = 1 / np.sqrt(np.diag(information))
     known = information * np.outer(size, size)
     inverse = np.linalg.pinv(known, rcond=_UNINFORMED, hermitian=True)
@@ -65,8 +65,8 @@ def observed_information(
     """Minus the second derivatives of the summed log evidence in some of the parameters.
 
     Args:
-        scale: the distance over which each parameter matters.
-        free: numbers of the parameters.
+        scale: standard error of each parameter if all others were known, which sets the step.
+        free: indices of the parameters.
     """
     rows = []
     for i in free:

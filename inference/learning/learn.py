@@ -1,7 +1,7 @@
-"""Learning: the values of a program's `numpyro.param` sites from many scenes without labels.
+"""Learn the values of a program's `numpyro.param` sites from many scenes without labels.
 
-Expectation maximisation. The E-step infers every scene (`inference.learning.expectation`), and the
-M-step maximises the expected log joint density over the parameters with that posterior held fixed
+By expectation maximisation: the E-step infers every scene (`inference.learning.expectation`), and
+the M-step maximises the expected log joint density over the parameters with that posterior fixed
 (`inference.learning.maximisation`). With exact E-steps the summed log evidence never falls.
 """
 
@@ -25,39 +25,39 @@ from models.program.sites import Program
 from models.scenes import Scene, check_scene
 
 SEARCH_EVERY = 5
-"""Rounds of `ds` after which the parses of each scene are searched for again; in the others its
-runs go on from their last match probabilities."""
+"""With `ds`, parses are searched for again in rounds divisible by this; in the others, coordinate
+ascent starts from the last match probabilities."""
 
-_NO_SLOPE = 1e-6  # of a scene's objective, which counts as none: symmetry has it cancel
+_NO_SLOPE = 1e-6  # slope per scene that counts as zero, where scores cancel by symmetry
 
-_FLAT = 1e-10  # of the mean squared score, below which no scene informs a parameter
+_FLAT = 1e-10  # mean squared score at which no scene informs a parameter
 
 
 class Rounds(NamedTuple):
-    """Where learning stands: all that the next round depends on."""
+    """The state of learning: everything that the next round depends on."""
 
     path: Float[np.ndarray, "rounds n"]
-    """The unconstrained parameters, from where they began; the last ones are to be tried next."""
+    """The unconstrained parameters, initial ones first; the last are those of the next E-step."""
     objective: Float[np.ndarray, " done"]
     holdout: Float[np.ndarray, " done"]
-    """Empty where no scenes are held out."""
+    """Objective of the held-out scenes; empty without any."""
     expected: tuple[Expectations, ...]
-    """The last E-step of each batch, and of the scenes that are held out if there are any."""
+    """The last E-step of each batch and, if there are any, of the held-out scenes."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learnt, and from how much."""
+    """The learnt parameters, the history of learning, and whether it converged."""
 
     program: Program
     """The same program with its parameters at the learnt values; every method takes it."""
     params: Values
     history: dict[str, np.ndarray]
-    """The values of each parameter, by round; the first are those that the program begins with."""
+    """The values of each parameter by round, beginning with the initial values."""
     objective: Float[np.ndarray, " rounds"]
-    """Log evidence, or ELBO, of a training scene on average, at the parameters of its E-step."""
+    """Mean log evidence, or ELBO, of a training scene at the parameters of its E-step."""
     holdout: Float[np.ndarray, " rounds"] | None
-    """The same of scenes that were not learnt from."""
+    """The same for held-out scenes."""
     converged: bool
     e_step: str
     num_scenes: int
@@ -65,10 +65,10 @@ class Learned:
 
     @functools.cached_property
     def standard_errors(self) -> Values:
-        """From the observed information; not a number where that is not positive.
+        """Standard errors from the observed information; NaN where that is not positive.
 
-        That may be so before learning has converged. Found when first asked for: it takes two
-        E-steps for each number that was learnt.
+        It may not be positive before learning has converged. They are computed on first access,
+        which takes two E-steps for each learnt number.
         """
         return self.find_standard_errors()
 
@@ -103,22 +103,22 @@ def learn(
     keep: Callable[[Rounds], None] | None = None,
     progress_bar: bool | Report = False,
 ) -> Learned:
-    """Learn what a program leaves open, as `numpyro.param`, from a batch of scenes.
+    """Learn the `numpyro.param` sites of a program from a batch of scenes.
 
     Args:
         program: a NumPyro program as for coordinate ascent, with at least one `numpyro.param`.
         scenes: a batch; no labels are used.
-        rng_key: of the E-steps by coordinate ascent.
-        e_step: "exact" sums over all matches, "ds" is coordinate ascent, and "map" takes the best
-            parse for certain, which is quick and biased.
-        num_steps: rounds at most; a round infers every scene once.
-        batch_size: scenes after which there is an M-step, on what is known of all scenes so far; by
-            default all scenes. Of a large file few rounds suffice then.
-        tolerance: stop once the objective changes by less than this, in nats a scene.
-        holdout: share of the scenes, the last ones, that are not learnt from.
-        begin: rounds of the same call that are done already.
-        keep: called after each round with all rounds so far, to begin with after an interruption.
-        progress_bar: show one, or call a function with (rounds done, rounds at most).
+        rng_key: key for the E-steps by coordinate ascent.
+        e_step: "exact" sums over all matches, "ds" is coordinate ascent, and "map" treats the best
+            parse as certain, which is quick and biased.
+        num_steps: largest number of rounds; a round infers every scene once.
+        batch_size: number of scenes between M-steps, each of which uses the last E-steps of all
+            scenes so far; by default all scenes. With batches a large file takes few rounds.
+        tolerance: stop once the objective changes by less than this, in nats per scene.
+        holdout: share of the scenes, taken from the end, that are not learnt from.
+        begin: completed rounds of the same call, to resume after an interruption.
+        keep: called after each round with all rounds so far; pass the last of these as `begin`.
+        progress_bar: show one, or call a function with (rounds done, largest number of rounds).
     """
     scenes = check_scene(scenes).batch()
     training, others = _split(scenes, holdout)
@@ -155,13 +155,13 @@ def learn(
             held_out.append(float(expected[-1].value.mean()))
         report(step, num_steps)
         assert maximiser is not None
-        # A search that finds less than the rounds before it, which had settled, finds nothing new.
+        # If the rounds before had settled and a search finds less, it has found nothing new.
         no_better = was_settled and objective[-1] < objective[-2]
         if searched and (no_better or _settled(objective, tolerance)):
-            # An M-step that came to nothing leaves the objective as it was, too.
+            # A failed M-step also leaves the objective as it was, so check the scores.
             converged = _is_at_top(params, flat, maximiser.scores(training, whole, flat))
         if converged or is_last:
-            path[-1] = flat  # further M-steps of a round with several batches count
+            path[-1] = flat  # several batches: the M-steps within this round count
             break
         flat = maximiser.maximise(training, whole, flat)
         path.append(flat)
@@ -197,9 +197,9 @@ def _settled(objective: list[float], tolerance: float) -> bool:
 def _is_at_top(
     params: Params, flat: Float[np.ndarray, " n"], scores: Float[np.ndarray, "scenes n"]
 ) -> bool:
-    """Whether each parameter is within a standard error of where the slope vanishes.
+    """Whether each summed score is within a standard error of zero.
 
-    Once one is at its bound the errors of the others mean nothing: there is no noise.
+    If a parameter is at its bound there is no noise, so the errors of the others mean nothing.
     """
     slope, error = np.abs(scores.sum(axis=0)), np.sqrt((scores**2).sum(axis=0))
     is_bounded = (flat >= params.highest() - 1e-9).any()
@@ -217,7 +217,7 @@ def _batches(scenes: Scene, batch_size: int | None) -> list[Scene]:
 
 def _split(scenes: Scene, holdout: float) -> tuple[Scene, Scene | None]:
     if not 0 <= holdout < 1:
-        raise InputError(f"holdout is a share of the scenes from 0 to below 1, got {holdout}")
+        raise InputError(f"holdout must be a share of the scenes in [0, 1), got {holdout}")
     count = len(scenes.points)
     kept = count - round(holdout * count)
     return scenes.take(slice(0, kept)), scenes.take(slice(kept, count)) if kept < count else None

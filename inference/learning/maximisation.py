@@ -1,7 +1,7 @@
-"""The M-step: the parameters that make the expected log joint density of all scenes the largest.
+"""The M-step: maximise the expected log joint density of all scenes over the parameters.
 
-By the envelope theorem (Fisher's identity, where the E-step is exact) its slope at the parameters
-of the E-step is that of the summed evidence, or bound.
+By the envelope theorem (Fisher's identity for exact E-steps) its gradient at the parameters of the
+E-step is that of the summed log evidence, or bound.
 """
 
 import functools
@@ -26,7 +26,7 @@ from models.program.sites import Program
 from models.scenes import Scene
 
 MAX_ITERATIONS = 50
-"""Of L-BFGS, in one M-step. More are no use: the next E-step changes what is maximised."""
+"""L-BFGS iterations in an M-step, at most. More are of no use: the E-step changes the objective."""
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -35,7 +35,7 @@ _NOTHING: frozenset[str] = frozenset()
 class Objective:
     """The expected log joint density of a program as a function of its parameters.
 
-    Compiled once for a program; runs are padded, so that their number may change.
+    It is compiled once for a program; runs are padded because their number may change.
     """
 
     program: Program
@@ -46,7 +46,7 @@ class Objective:
     def of(
         cls, program: Program, params: Params, scene: Scene, given: dict[str, Any]
     ) -> "Objective":
-        """Look at which pieces of a program depend on its parameters.
+        """Make the objective of a program; an error if the data depend on its parameters.
 
         Args:
             scene, given: one scene, and values of the program's conditions there.
@@ -60,15 +60,16 @@ class Objective:
         rows, is_mixture = len(scene.points), depends.match_family is MixtureMatch
         if depends.match_logits and not is_mixture and rows > MAX_ROWS:
             raise InputError(
-                f"site 'match': its prior depends on a numpyro.param, and its normaliser is out of "
-                f"reach for {rows} parts, more than {MAX_ROWS}; learn on smaller scenes, or fix it"
+                f"site 'match': its prior depends on a numpyro.param, and its normaliser can be "
+                f"computed for at most {MAX_ROWS} parts, got {rows}; learn on smaller scenes, or "
+                "fix the prior"
             )
         return cls(program, params, bool(depends.match_logits))
 
     def maximise(
         self, scenes: Scene, expected: Expectations, flat: Float[np.ndarray, " n"]
     ) -> Float[np.ndarray, " n"]:
-        """One M-step, from where the parameters are."""
+        """One M-step, which starts at the current parameters."""
         runs = _padded(scenes, expected)
 
         def negative(flat: Float[np.ndarray, " n"]) -> tuple[float, Float[np.ndarray, " n"]]:
@@ -93,7 +94,7 @@ class Objective:
     def scores(
         self, scenes: Scene, expected: Expectations, flat: Float[np.ndarray, " n"]
     ) -> Float[np.ndarray, "scenes n"]:
-        """The slope of each scene's evidence, or bound."""
+        """The gradient of each scene's log evidence, or bound."""
         runs = _padded(scenes, expected)
         _, slopes = self._by_run(jnp.asarray(flat), *runs)
         found = np.zeros((len(scenes.points), len(flat)))
@@ -102,7 +103,7 @@ class Objective:
 
     @functools.cached_property
     def _by_run(self) -> Callable[..., tuple[Float[Array, " runs"], Float[Array, "runs n"]]]:
-        """Value and slope of each run: one function to compile for M-steps and for scores."""
+        """Value and gradient of each run, compiled once for both M-steps and scores."""
         return jax.jit(jax.vmap(jax.value_and_grad(self._of_run), (None, 0, 0, 0, 0)))
 
     def _of_run(
@@ -126,7 +127,7 @@ def _read(
 def _pieces_that_depend(
     program: Program, params: Params, scene: Scene, given: dict[str, Any]
 ) -> LinearGaussianModel:
-    """For each piece of a program whether it depends on the parameters."""
+    """For each array that is read from a program, whether it depends on the parameters."""
     kept: list[LinearGaussianModel] = []
 
     def look(flat: Array) -> Array:
@@ -134,14 +135,14 @@ def _pieces_that_depend(
         kept.append(jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), model))
         return flat
 
-    jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])  # only what depends is abstract
+    jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])  # only dependent arrays are traced
     return kept[0]
 
 
 def _padded(
     scenes: Scene, expected: Expectations
 ) -> tuple[dict[str, Any], dict[str, Any], Float[np.ndarray, " runs"], Statistics]:
-    """The runs, made as many as a power of two by ones without weight."""
+    """The runs, padded to a power of two by runs of weight zero."""
     count = len(expected.scene)
     width = 1 << max(count - 1, 0).bit_length()
     rows: Int[np.ndarray, " runs"] = np.resize(np.arange(count), width)

@@ -1,4 +1,4 @@
-"""The `numpyro.param` sites of a program: their values, and the program at other ones."""
+"""The `numpyro.param` sites of a program: read their values, and set others."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,19 +16,19 @@ from models.program.sites import Program, trace_all
 from models.scenes import Scene
 
 LARGEST = 1e8
-"""The largest value of a positive parameter: without noise a precision would grow without end."""
+"""Upper bound of positive parameters: without noise a precision would grow without bound."""
 
 Values = dict[str, Any]
 
 
 class Params(NamedTuple):
-    """Which parameters a program has, as one unconstrained vector."""
+    """The parameters of a program, as one unconstrained vector."""
 
     start: Values
-    """The values that the program gives them."""
+    """The initial values in the program."""
     constraint: dict[str, Any]
     size: dict[str, int]
-    """Unconstrained numbers of each."""
+    """Number of unconstrained values of each parameter."""
 
     def flat(self, values: Mapping[str, Any]) -> Float[np.ndarray, " n"]:
         """Values as one unconstrained vector."""
@@ -39,7 +39,7 @@ class Params(NamedTuple):
         return np.concatenate(parts)
 
     def values(self, flat: Float[AnyArray, " n"]) -> Values:
-        """The values that an unconstrained vector stands for; may be traced."""
+        """The constrained values of an unconstrained vector, which may be traced by JAX."""
         found, place = {}, 0
         for name, value in self.start.items():
             transform = biject_to(self.constraint[name])
@@ -53,13 +53,13 @@ class Params(NamedTuple):
         return [name for name, size in self.size.items() for _ in range(size)]
 
     def highest(self) -> Float[np.ndarray, " n"]:
-        """Bounds on the vector: what is positive is at most `LARGEST`."""
+        """Upper bounds on the vector: positive parameters are at most `LARGEST`."""
         is_positive = {n: c is constraints.positive for n, c in self.constraint.items()}
         return np.array([np.log(LARGEST) if is_positive[n] else np.inf for n in self.names()])
 
 
 def params_of(program: Program, scene: Scene) -> Params:
-    """The parameters of a program, at one scene of those that it is to learn from."""
+    """Find the parameters of a program by tracing it at one scene."""
     sites = {n: s for n, s in trace_all(program, scene).items() if s["type"] == "param"}
     if not sites:
         raise InputError(
@@ -87,10 +87,10 @@ def at(program: Program, values: Mapping[str, Any]) -> Program:
 
 
 class Movable:
-    """One program whose parameters move: the same object at all values.
+    """A program with changing parameters that stays the same Python object.
 
-    What is remembered of a program, such as that the witness has confirmed it, then lasts for all
-    rounds. A program is traced again for each call, so the values of that moment count.
+    Caches by program, such as the confirmation by the witness, then last for all rounds. The
+    program is traced again for each call, so each call uses the current values.
     """
 
     def __init__(self, program: Program, params: Params) -> None:
@@ -99,6 +99,6 @@ class Movable:
         self._values_of = jax.jit(params.values)
 
     def at(self, flat: Float[np.ndarray, " n"]) -> Program:
-        """The program, moved to these unconstrained parameters."""
+        """The program, set to these unconstrained parameters."""
         self._values.update(self._values_of(flat))
         return self._program

@@ -1,11 +1,11 @@
-"""What the M-step keeps of a posterior q(match, pose), and the expected log joint density under it.
+"""Sufficient statistics of q(match, pose) for the M-step, and the expected log joint density.
 
-Given q, E_q log p(points, match, pose, conditions) is a function of the program's numbers alone.
-Around the posterior mean of each pose, with a_mn = x_m - F_n E y_k - offset_n,
+Given q, E_q log p(points, match, pose, conditions) depends only on the arrays of the program.
+It is expanded around the posterior mean of each pose. With a_mn = x_m - F_n E y_k - offset_n,
 
     E z_mn |x_m - F_n y_k - offset_n|^2 = r_mn a_mn^2 - 2 a_mn F_n shift_mn + F_n spread_mn F_n',
 
-so that nothing cancels where points are precise.
+which has no cancellation when points are precise.
 """
 
 import math
@@ -22,34 +22,34 @@ from models.numerics.permanent import log_permanent
 from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
-_NO_POINT = 1e-9  # expected points of an object that has none
+_NO_POINT = 1e-9  # an object with fewer expected points has none
 
 
 class Statistics(NamedTuple):
-    """Of one run: a scene at a value of its conditions. With a leading axis, of many."""
+    """Statistics of a run, a scene at a value of its conditions; many runs have a leading axis."""
 
     match_probs: Float[AnyArray, "N N"]
     pose_mean: Float[AnyArray, "K p"]
     pose_covariance: Float[AnyArray, "K p p"]
     shift: Float[AnyArray, "N N p"] | None = None
-    """E[z_mn (y_k - E y_k)]; None, for zero, where q(match) and q(pose) are independent."""
+    """E[z_mn (y_k - E y_k)]; None, for zero, if q(match) and q(pose) are independent."""
     spread: Float[AnyArray, "N d p p"] | None = None
-    """E[z_mn (y_k - E y_k)(y_k - E y_k)'], summed over the points m that feature is seen of; None
-    where q(match) and q(pose) are independent, so that it follows from the other moments."""
+    """E[z_mn (y_k - E y_k)(y_k - E y_k)'], summed over the points m whose feature is seen; None if
+    q(match) and q(pose) are independent, as it then follows from the other moments."""
 
 
 def expected_log_joint(
     model: LinearGaussianModel, statistics: Statistics, with_normalizer: bool
 ) -> Float[Array, ""]:
-    """E_q log p(points, match, pose, conditions), under the pieces of a program.
+    """E_q log p(points, match, pose, conditions), with the arrays that were read from a program.
 
     Args:
-        with_normalizer: count the normaliser of the match prior, which is a constant unless the
-            prior depends on what is learnt.
+        with_normalizer: include the normaliser of the match prior, which is a constant unless the
+            prior depends on learnt parameters.
     """
     r = statistics.match_probs
     total = _of_points(model, statistics) + _of_poses(model, statistics)
-    possible = jnp.isfinite(model.match_logits)  # elsewhere r is zero but for rounding
+    possible = jnp.isfinite(model.match_logits)  # elsewhere r is zero up to rounding
     total += jnp.sum(r * jnp.where(possible, model.match_logits, 0.0))
     if with_normalizer:
         total -= _log_normalizer(model)
@@ -81,8 +81,8 @@ def _of_points(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
 def _of_poses(model: LinearGaussianModel, q: Statistics) -> Float[Array, ""]:
     """E_q log p(pose), eq. p_Y, of objects that have points.
 
-    The pose of an object without any has its prior as posterior, whatever the prior is. To hold it
-    fixed would be right too, and slow: it would pull the new prior towards the old one.
+    The posterior of a pose without points is its prior, which tells nothing about the parameters.
+    Including it with q fixed would be valid but slow: it would pull the new prior to the old one.
     """
 
     precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, -1))

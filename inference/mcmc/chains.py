@@ -1,8 +1,8 @@
-"""Markov chains: all that Gibbs sampling and NUTS share, from the checks to the result.
+"""Run Markov chains: the code that Gibbs sampling and NUTS share, from the checks to the result.
 
-A sampler has a State (what its next step needs), an Info (diagnostics of a step) and two functions
-of one chain, `init(begins, target) -> state` and `step(rng_key, state, target) -> (state, info)`.
-What no step changes is in its Target.
+A sampler has a State (what its next step needs), an Info (diagnostics of a step), a Target (what no
+step changes) and two functions of one chain, `init(begins, target) -> state` and
+`step(rng_key, state, target) -> (state, info)`.
 """
 
 import functools
@@ -35,43 +35,43 @@ Values = dict[str, Any]
 """Values by site."""
 
 MAX_DIVERGING = 0.01
-"""Share of divergent steps beyond which there is no estimate of the evidence."""
+"""With a larger share of divergent steps there is no estimate of the evidence."""
 
-_CHUNK = 100  # steps between two reports of progress, at most
+_CHUNK = 100  # largest number of steps between reports of progress
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Target:
-    """The densities p(sites) p(points | sites)^beta that a chain samples, at a ladder of betas."""
+    """The tempered densities p(sites) p(points | sites)^beta of a chain, at a ladder of betas."""
 
     program: Program = field(metadata={"static": True})
     scene: Scene
     """The program's arguments, as JAX arrays."""
     betas: Float[Array, " rungs"]
-    """Rising to 1; a single 1 without tempering."""
+    """Increasing to 1; a single 1 without tempering."""
     table: Table
     """Possible joint values of the discrete sites."""
 
 
 class Sampler(NamedTuple):
-    """A method for `run_chains`; `init`, `step` and `draw` are of one chain."""
+    """A method for `run_chains`; `init`, `step` and `draw` are functions of one chain."""
 
     name: str
     init: Callable[[Beginnings, Any], Any]
     step: Callable[[Array, Any, Any], tuple[Any, Any]]
     draw: Callable[[Any, Any], Values]
-    """Takes a state and a target; values of the sites at beta = 1."""
+    """From a state and a target to the values of the sites at beta = 1."""
     ladder: Callable[[Values], Float[np.ndarray, " rungs"]]
-    """Takes the values at which the first chain begins."""
+    """From the values at which the first chain begins to the betas."""
     target: Callable[..., Target]
-    """Takes a program, a scene, betas and a table."""
+    """From a program, a scene, betas and a table to a target."""
     log_data: Callable[[], float] = lambda: 0.0
     """Log of the integral of the density at beta = 0."""
 
 
 class Budget(NamedTuple):
-    """The settings that all samplers have."""
+    """The settings that all samplers share."""
 
     num_chains: int
     num_warmup: int
@@ -81,9 +81,9 @@ class Budget(NamedTuple):
     progress_bar: bool | Report
 
     def check(self, scene: Scene) -> None:
-        """Refuse a batch of scenes, and numbers that no chain can be run with."""
+        """Raise an error for a batch of scenes and for impossible settings."""
         if scene.is_batch:
-            raise InputError("chains are for one scene, got a batch; use scene.take(i)")
+            raise InputError("chains require one scene, got a batch; use scene.take(i)")
         if self.num_chains < 1 or self.num_warmup < 0 or self.num_samples < 4:
             raise InputError(
                 "num_chains must be at least 1, num_warmup at least 0 and num_samples at least 4, "
@@ -97,9 +97,9 @@ def run_chains(
 ) -> Result:
     """Run all chains at once and make a result of their draws.
 
-    With tempering the result has `log_evidence`, by bridging between neighbours, with its
-    standard error, unless more than `MAX_DIVERGING` of the steps diverge; `details` has the betas
-    and how often neighbours were exchanged.
+    With tempering the result has `log_evidence` and its standard error, estimated by bridging
+    between neighbours, unless more than `MAX_DIVERGING` of the steps diverge. `details` has the
+    betas and the rate of exchanges between neighbours.
     """
     begin_key, chain_key, match_key = jax.random.split(rng_key, 3)
     begins = beginnings(program, scene, begin_key, budget.num_chains, budget.init_strategy)
@@ -118,7 +118,7 @@ def run_chains(
             evidence = evidence + sampler.log_data()
         details["swap_rate"] = np.nanmean(swap.accept_prob, axis=(0, 1))
         stats.setdefault("acceptance_rate", np.nanmean(swap.accept_prob, axis=-1))
-    if not table.keys() <= draws.keys():  # they were summed out
+    if not table.keys() <= draws.keys():  # the sampler summed them out
         draws |= recover_discrete(program, scene, draws, match_key)
     others = {name: x for name, x in draws.items() if name != "match"}
     match, match_probs = recover_match(program, scene, others, match_key)
@@ -139,9 +139,10 @@ def run_chains(
 
 
 def is_followed(stats: Mapping[str, np.ndarray]) -> bool:
-    """Whether steps diverge so seldom that the draws, and an evidence made of them, can be right.
+    """Whether few enough steps diverge for the draws and the evidence to be reliable.
 
-    Hotter replicas, which the evidence rests on as much, have the same places and wider ones.
+    It looks at the replica at beta = 1. The evidence also depends on the hotter replicas, but these
+    cover the same regions and wider ones.
     """
     return bool(np.mean(stats.get("diverging", 0.0)) <= MAX_DIVERGING)
 
@@ -166,14 +167,14 @@ def _collect(
     return jax.tree.map(lambda *pieces: np.swapaxes(np.concatenate(pieces), 0, 1), *kept)
 
 
-@functools.lru_cache(maxsize=32)  # of programs, which are told apart by identity
+@functools.lru_cache(maxsize=32)  # programs are distinguished by identity
 def _compiled(
     init: Callable[..., Any],
     step: Callable[..., tuple[Any, Any]],
     draw: Callable[..., Values],
     program: Program,
 ) -> tuple[Callable[..., Any], Callable[..., tuple[Any, Any]]]:
-    """`init` of all chains, and some steps of them with the draw and the Info of each."""
+    """Compile `init` for all chains, and several steps that also return draws and Infos."""
 
     def advance(keys: Array, states: Any, target: Target) -> tuple[Any, Any]:
         def chain(key: Array, state: Any) -> tuple[Any, Any]:

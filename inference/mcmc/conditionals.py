@@ -1,6 +1,6 @@
-"""The blocks of Gibbs sampling: every site given the others, exactly, for all replicas at once.
+"""The blocks of Gibbs sampling: draw every site given the others, for all replicas at once.
 
-Replicas of a chain, one for each beta, take the place of scenes in `guides.meanfield`.
+The replicas of a chain, one for each beta, take the place of scenes in `guides.meanfield`.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +28,11 @@ Sites = dict[str, Array]
 """Values by site; `match` is the part of each row."""
 
 Pieces = Callable[[Sites], LinearGaussianModel]
-"""The pieces of a program at values of its conditions, replicas last."""
+"""Reads a program at values of its conditions; arrays have the replicas last."""
 
 
 def _precision(replicas: Sites, betas: Float[Array, " rungs"]) -> Precision:
-    """The noise precision of each replica; one where it is fixed, within the parts' variance."""
+    """The noise precision of each replica; 1 if it is fixed, as the variances then contain it."""
     value = replicas.get("precision", jnp.ones_like(betas))
     return Precision(value, jnp.log(value), jnp.zeros_like(betas))
 
@@ -63,7 +63,7 @@ def draw_match(
     replicas: Sites,
     betas: Float[Array, " rungs"],
 ) -> Int[Array, "rungs N"]:
-    """Match given poses, exactly."""
+    """Draw the match given the poses, exactly."""
     weights = _match_weights(model, owner, replicas, betas)
     if model.match_family is MixtureMatch:
         return jax.random.categorical(key, weights)
@@ -79,21 +79,21 @@ def draw_discrete(
     scalars: Sites,
     table: Table,
 ) -> Sites:
-    """All discrete conditions given the poses alone, with the match summed out.
+    """Draw all discrete conditions given only the poses, with the match summed out.
 
-    An object that has points cannot vanish while the match stays, so the match is drawn after it,
-    and the two together are one draw of p(value, match | pose). A value s has the weight
+    An object that has points cannot become absent while the match is fixed. So the match is drawn
+    afterwards, and both together are one draw of p(value, match | pose). A value s has the weight
 
         p(s, data) p(pose | s) perm(A_s exp(beta L_s)) / perm(A_s),
 
-    A_s the weights of the match prior, and L_s the log likelihood of points as parts. At beta = 0
-    the poses are no reason to stay either, as they are drawn again from p(pose | s): the weight is
-    p(s, data), and the draw independent of the one before. Where values differ in their pose
-    priors, as those of `sized_constellation` do, it is this replica that finds other values.
+    where A_s are the weights of the match prior and L_s the log likelihoods of points as parts. At
+    beta = 0 the poses are drawn again from p(pose | s), so the weight is p(s, data) and the draw is
+    independent of the last one. If values differ in their pose priors, as in `sized_constellation`,
+    this replica finds the other values.
 
     Args:
         scalars: the continuous conditions of each replica.
-        table: joint values of the discrete ones.
+        table: joint values of the discrete conditions.
     """
     width = len(betas) if scalars else 1  # without scalars all replicas have the same pieces
 
@@ -117,14 +117,14 @@ def draw_scalars(
     supports: Mapping[str, Constraint],
     others: Sites,
 ) -> Sites:
-    """Continuous conditions, one after another, given the match, with the poses integrated out.
+    """Draw the continuous conditions one by one given the match, with the poses integrated out.
 
-    By slice sampling of the unconstrained value. A value c has the density
+    Each is drawn by slice sampling of its unconstrained value. A value c has the density
 
         p(c, data) p(match | c) (integral of p(pose | c) p(points | pose, match, c)^beta).
 
     Args:
-        supports: of each of the sites.
+        supports: the support of each of the sites.
         others: the discrete conditions of each replica.
     """
     rows = jnp.arange(replicas["match"].shape[1])
@@ -161,7 +161,7 @@ def _log_sum(
 
 
 def _match_logits(model: LinearGaussianModel, replicas: Sites) -> Float[Array, "rungs N N"]:
-    """Log weights of the match prior; a single one where all replicas have the same."""
+    """Log weights of the match prior, with an axis of length one if all replicas have the same."""
     if "part_probs" in replicas:
         rows = replicas["match"].shape[1]
         return jnp.repeat(jnp.log(replicas["part_probs"])[:, None, :], rows, axis=1)
@@ -174,7 +174,7 @@ def _match_weights(
     replicas: Sites,
     betas: Float[Array, " rungs"],
 ) -> Float[Array, "rungs N N"]:
-    """Log weights of the match given poses."""
+    """Log weights of the match given the poses."""
     log_likelihood = _log_likelihood(model, owner, replicas, betas)
     return _match_logits(model, replicas) + jnp.moveaxis(log_likelihood * betas, 2, 0)
 
@@ -182,7 +182,7 @@ def _match_weights(
 def _pose_log_prior(
     model: LinearGaussianModel, pose: Float[Array, "rungs K p"]
 ) -> Float[Array, " rungs"]:
-    """Log density of the poses, but for a constant."""
+    """Log density of the poses, up to a constant."""
     precision, log_det = inverse_and_log_det(jnp.moveaxis(model.pose_covariance, 0, 2))
     shift = jnp.moveaxis(pose, (0, 1, 2), (2, 1, 0)) - jnp.moveaxis(model.pose_mean, 1, 0)
     distance = total(total(precision * shift[:, None] * shift[None], axis=0), axis=0)
@@ -201,7 +201,7 @@ def integrated(
 ) -> tuple[Float[Array, " rungs"], PoseFactor]:
     """Log of the integral of p(pose) p(points | pose, match)^beta, and the poses given the match.
 
-    At the posterior of the poses the ELBO is that integral.
+    The log integral is the ELBO at the posterior of the poses.
     """
     match, noise = _matched(replicas["match"]), _precision(replicas, betas)
     scaled = Precision(betas * noise.mean, noise.log_mean, noise.kl)
@@ -213,7 +213,7 @@ def integrated(
 
 
 def draw_pose(key: Array, pose: PoseFactor) -> Float[Array, "rungs K p"]:
-    """Poses given the match."""
+    """Draw the poses given the match."""
     noise = jax.random.normal(key, pose.mean.shape)
     drawn = pose.mean + total(cholesky(pose.covariance) * noise, axis=1)
     return jnp.moveaxis(drawn, (0, 1, 2), (2, 1, 0))
@@ -226,7 +226,7 @@ def draw_precision(
     replicas: Sites,
     betas: Float[Array, " rungs"],
 ) -> Float[Array, " rungs"]:
-    """Precision given match and poses: half a count and half the square of each feature met."""
+    """Draw the precision given match and poses: a Gamma with half a count per matched feature."""
     assert model.precision_prior is not None
     match = jnp.where(model.parts.is_clutter, 0.0, _matched(replicas["match"]))
     counted = model.seen[:, None] & model.parts.feature_mask[None]
@@ -240,7 +240,7 @@ def draw_precision(
 def draw_part_probs(
     key: Array, model: LinearGaussianModel, match: Int[Array, "rungs N"]
 ) -> Float[Array, "rungs N"]:
-    """Part probabilities given the match: a count for each point that a part has."""
+    """Draw the part probabilities given the match: each point adds a count to its part."""
     assert model.part_prior is not None
     met = one_hot(match, match.shape[-1]) * model.seen.any(axis=1).T[..., None]
     return jax.random.dirichlet(key, model.part_prior.T + met.sum(axis=1))

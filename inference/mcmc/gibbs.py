@@ -2,22 +2,21 @@
 
 Given the poses the match is drawn exactly (by the permanent's dynamic program, or row by row for a
 mixture); given the match the poses are Normal, an unknown precision is Gamma and unknown part
-probabilities are Dirichlet. Alone this seldom leaves a mode. With tempering, replicas of the chain
-sample
+probabilities are Dirichlet. Without tempering this seldom leaves a mode. With tempering, replicas
+of the chain sample
 
     p(pose) p(match) p(points | pose, match)^beta
 
 at a ladder of betas from 0, the prior, to 1, the posterior, and neighbours exchange their matches.
-Poses are integrated out of the exchange and drawn again after it, so that neighbours need to agree
-about discrete things only and a ladder of a dozen rungs is enough. The ladder gives the log
-evidence too.
+Poses are integrated out of the exchange and drawn again after it, so they do not hinder it and a
+dozen rungs are enough. The ladder also gives the log evidence.
 
 Discrete conditions, such as which objects are present, are drawn together with the match: first
-their joint value with the match summed out, then the match given it, and the poses of absent
-objects from the prior. An object whose pose is a draw of the prior has hardly a point near it, so
-at beta = 1 values seldom change; at beta = 0 they are drawn again, and neighbours exchange them
-with matches. Continuous scalars with other priors than a Gamma on the precision (a noise scale, a
-scale of the poses, a visibility) are drawn by slice sampling with the poses integrated out.
+their joint value with the match summed out, then the match given this value. Poses of absent
+objects come from the prior. An object with a pose from the prior has hardly a point near it, so at
+beta = 1 values seldom change; at beta = 0 they are drawn independently, and neighbours exchange
+them with matches. Continuous scalars with other priors than a Gamma on the precision (a noise
+scale, a scale of the poses, a visibility) are slice sampled with the poses integrated out.
 """
 
 import functools
@@ -64,7 +63,7 @@ class GibbsTarget(Target):
     """A target of Gibbs sampling."""
 
     factors: frozenset[str] = field(default=FACTORS, metadata={"static": True})
-    """Sites that are drawn in closed form; further ones are conditions."""
+    """Sites that are drawn in closed form; all further latent sites are conditions."""
 
     @property
     def supports(self) -> dict[str, Constraint]:
@@ -73,7 +72,7 @@ class GibbsTarget(Target):
         return {name: prior.support for name, prior in left_open.items()}
 
     def pieces(self, given: Sites) -> LinearGaussianModel:
-        """The pieces of the program at values of the conditions, replicas last."""
+        """Read the program at values of the conditions; arrays have the replicas last."""
         at = functools.partial(read, self.program, self.scene, factors=self.factors)
         if not given:
             return jax.tree.map(lambda x: x[..., None], at())
@@ -81,12 +80,12 @@ class GibbsTarget(Target):
 
 
 class GibbsState(NamedTuple):
-    """Where a chain stands."""
+    """The state of a chain."""
 
     sites: Sites
     """Values of every replica, rungs first; `match` is the part of each row."""
     turn: Int[Array, ""]
-    """Sweeps so far: even and odd pairs of neighbours take turns in exchanges."""
+    """Number of sweeps so far: even and odd pairs of neighbours take turns in exchanges."""
 
 
 class GibbsInfo(NamedTuple):
@@ -98,7 +97,7 @@ class GibbsInfo(NamedTuple):
 
 
 def init(begins: Beginnings, target: GibbsTarget) -> GibbsState:
-    """All replicas at the values of one chain; the first sweep draws the match."""
+    """Set all replicas to the values of one chain; the first sweep draws the match."""
     sites = begins.values | {"match": jnp.arange(len(target.scene.points))}
     rungs = len(target.betas)
     replicas = {name: jnp.broadcast_to(x, (rungs, *jnp.shape(x))) for name, x in sites.items()}
@@ -106,7 +105,7 @@ def init(begins: Beginnings, target: GibbsTarget) -> GibbsState:
 
 
 def step(rng_key: Array, state: GibbsState, target: GibbsTarget) -> tuple[GibbsState, GibbsInfo]:
-    """One sweep: every site of every replica is drawn, and neighbours exchange all but poses."""
+    """One sweep: draw every site of every replica; neighbours exchange all sites but the poses."""
     betas, table, supports = target.betas, target.table, target.supports
     owner = owner_of(target.program, target.scene)
     value_key, match_key, swap_key, scalar_key, *keys = jax.random.split(rng_key, 7)
@@ -124,7 +123,7 @@ def step(rng_key: Array, state: GibbsState, target: GibbsTarget) -> tuple[GibbsS
     if supports:
         others = values(table)
         sites |= draw_scalars(scalar_key, target.pieces, owner, sites, betas, supports, others)
-    if table or supports:  # they were exchanged and drawn
+    if table or supports:  # conditions have changed since the last reading
         model = target.pieces(values((*table, *supports)))
     if supports:
         _, pose = integrated(model, owner, sites, betas)
@@ -160,15 +159,15 @@ def run(
 ) -> Result:
     """Draw from the posterior of one scene.
 
-    With tempering the result has `log_evidence`, by bridging between neighbours, with its
-    standard error; `details` has the betas and how often neighbours exchanged their matches.
+    With tempering the result has `log_evidence` and its standard error, estimated by bridging
+    between neighbours; `details` has the betas and the rate of exchanges between neighbours.
 
     Args:
-        program: a NumPyro program that the closed forms hold for, as coordinate ascent requires; a
-            mixture, a Gamma `precision`, Dirichlet `part_probs`, finite discrete sites and up to
-            two further continuous scalars are welcome.
-        num_temperatures: replicas of each chain; 1 for no tempering.
-        init_strategy: begin at q after coordinate ascent, or at draws of the prior.
+        program: a NumPyro program for which the closed forms hold, as for coordinate ascent. It
+            may have a mixture prior, a Gamma `precision`, Dirichlet `part_probs`, finite discrete
+            sites and up to two further continuous scalars.
+        num_temperatures: number of replicas of each chain; 1 for no tempering.
+        init_strategy: begin at draws from q after coordinate ascent, or from the prior.
     """
     budget = Budget(
         num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar
@@ -193,10 +192,9 @@ def run(
 
 
 def _checked(program: Program, scene: Scene) -> tuple[Conditions, frozenset[str]]:
-    """The conditions of a program, once it is clear that the closed forms hold given them.
+    """Check that the closed forms hold, and return the conditions and the closed-form sites.
 
-    Also returns the sites that are drawn in closed form. A Gamma precision that more depends on
-    than the noise is a condition.
+    A Gamma precision on which more than the noise depends is a condition.
     """
     try:
         return _conditions(program, scene, FACTORS), FACTORS
@@ -225,8 +223,7 @@ def _conditions(program: Program, scene: Scene, factors: frozenset[str]) -> Cond
 
 
 def _log_data(program: Program, scene: Scene, listed: Conditions, factors: frozenset[str]) -> float:
-    """Log probability of all data but the points, summed over discrete conditions and integrated
-    over continuous ones."""
+    """Log probability of all data other than the points, marginal over the conditions."""
     possible = possible_values(program, scene)
     listed = listed._replace(values=possible)
     alone = Scene(**scene.batch().observed)

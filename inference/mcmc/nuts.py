@@ -1,9 +1,9 @@
 """NUTS on the program with its match summed out, for any prior that has a density.
 
-`models.marginal` leaves continuous sites only, whatever their priors. All chains are run
-at once, and a match for each draw is recovered exactly afterwards. NUTS alone does not cross from
-mode to mode: where a scene has several, every chain tells of its own, and R-hat of the poses shows
-it. With tempering (`inference.mcmc.tempering`) it does, and gives the log evidence too.
+`models.marginal` leaves only continuous sites, whatever their priors. All chains are run at once,
+and a match for each draw is recovered exactly afterwards. Without tempering NUTS does not cross
+between modes: each chain stays in its own, and R-hat of the poses shows it. With tempering
+(`inference.mcmc.tempering`) it does cross, and also gives the log evidence.
 """
 
 import functools
@@ -45,39 +45,39 @@ _Adapt = Callable[..., HMCAdaptState]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NutsTarget(Target):
-    """A target of NUTS, with the settings of trajectories and of their adaptation."""
+    """A target of NUTS, with the settings of trajectories and their adaptation."""
 
     names: tuple[str, ...] = field(default=("pose",), metadata={"static": True})
-    """The sites that poses depend on."""
+    """The sites on which poses depend."""
     num_warmup: int = field(default=0, metadata={"static": True})
-    """Steps that step sizes and mass matrices are adapted in."""
+    """Number of steps in which step sizes and mass matrices are adapted."""
     max_tree_depth: int = field(default=10, metadata={"static": True})
     target_accept_prob: float = 0.8
 
     @property
     def given(self) -> Program:
-        """The program at the first value of its discrete sites, with continuous ones only."""
+        """The program at the first value of its discrete sites; it has only continuous sites."""
         return conditioned(marginal(self.program), at_first(self.table))
 
     def potential(self, z: Values, beta: Float[Array, ""]) -> Float[Array, ""]:
-        """Potential energy of unconstrained values, match and discrete sites summed out."""
+        """Potential energy at unconstrained values, with match and discrete sites summed out."""
         model = tempered(marginal(self.program), beta)
         return potential(model, self.scene.observed, self.table, z)
 
 
 class NutsState(NamedTuple):
-    """Where a chain stands."""
+    """The state of a chain."""
 
     place: IntegratorState
     """Unconstrained values of the sites of every replica, their potential and its gradient."""
     adaptation: HMCAdaptState
-    """Step size and mass matrix of every rung, and the sums that they are adapted by."""
+    """Step size and mass matrix of every rung, and the running sums of their adaptation."""
     turn: Int[Array, ""]
-    """Steps so far: the adaptation has a schedule, and exchanges take turns."""
+    """Number of steps so far, for the adaptation schedule and the turns of exchanges."""
 
 
 class NutsInfo(NamedTuple):
-    """Diagnostics of a step: of the trajectory at beta = 1, and of the exchanges."""
+    """Diagnostics of a step: the trajectory at beta = 1, and the exchanges."""
 
     lp: Float[Array, ""]
     energy: Float[Array, ""]
@@ -91,7 +91,7 @@ class NutsInfo(NamedTuple):
 
 
 def init(begins: Beginnings, target: NutsTarget) -> NutsState:
-    """All replicas at the values of one chain, with the mass matrix that its poses suggest."""
+    """Set all replicas to the values of one chain, with a mass matrix from its pose covariance."""
     z = unconstrain_fn(target.given, (), target.scene.observed, continuous(begins.values))
 
     def replica(beta: Float[Array, ""]) -> tuple[IntegratorState, HMCAdaptState]:
@@ -100,13 +100,13 @@ def init(begins: Beginnings, target: NutsTarget) -> NutsState:
         mass = _inverse_mass(z, target.names, begins.covariance, beta)
         begin, _ = _adapter(target)
         adaptation = begin(place, jax.random.key(0), jnp.ones(()), inverse_mass_matrix=mass)
-        return place, adaptation._replace(rng_key=None)  # only a search for step sizes needs one
+        return place, adaptation._replace(rng_key=None)  # needed only to search for a step size
 
     return NutsState(*jax.vmap(replica)(target.betas), jnp.zeros((), int))
 
 
 def step(rng_key: Array, state: NutsState, target: NutsTarget) -> tuple[NutsState, NutsInfo]:
-    """Neighbours exchange where they stand, and every replica moves along a trajectory."""
+    """One step: neighbours exchange their states, then every replica moves along a trajectory."""
     betas, (place, adaptation, turn) = target.betas, state
     swap_key, move_key = jax.random.split(rng_key)
     swap = None
@@ -181,23 +181,22 @@ def run(
     more than one step in a hundred diverges.
 
     Args:
-        program: any NumPyro program of sites `match` and `points`, with poses that are a site
-            `pose` or computed from others (`inference.posterior.poses`), further continuous sites
-            welcome. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the limit.
-            Discrete sites, such as a `presence`, are summed out, at as many times the cost as they
-            have possible joint values, and drawn afterwards.
-        max_tree_depth: of a trajectory; by default 10, and 6 with tempering. Between prior and
-            posterior a replica has wide and narrow places, and would spend all its time in crossing
-            the wide ones in steps that fit the narrow ones. Exchanges get it there sooner.
-        target_accept_prob: of the step size's adaptation. Closer to 1 means smaller steps and fewer
-            divergent ones.
-        num_temperatures: replicas of each chain for tempering; 1 for none. Whole states are
-            exchanged, which takes more of them than Gibbs sampling: 12 to 16 for two objects, more
-            by the root of the number of pose dimensions and by the logarithm of the precision. If
-            a `swap_rate` in `details` is below 0.2, there are too few.
-        init_strategy: begin at q after coordinate ascent, with the mass matrix that they
-            suggest, or at draws of the prior. At a precision of 1e4 few chains find their way from
-            the prior.
+        program: any NumPyro program with sites `match` and `points`, and with poses that are a site
+            `pose` or computed from other sites (`inference.posterior.poses`). It may have further
+            continuous sites. A gradient costs 2^N N sums, so N = 11 parts are quick and 20 the
+            limit. Discrete sites, such as a `presence`, are summed out and drawn afterwards; the
+            cost is multiplied by the number of their possible joint values.
+        max_tree_depth: depth of a trajectory; by default 10, and 6 with tempering. Between prior
+            and posterior a density has wide and narrow regions. A deep tree would spend its time on
+            crossing wide regions in steps that fit narrow ones; exchanges are quicker.
+        target_accept_prob: target of the step size adaptation. Closer to 1 gives smaller steps and
+            fewer divergences.
+        num_temperatures: number of replicas of each chain; 1 for no tempering. Whole states are
+            exchanged, so NUTS takes more replicas than Gibbs sampling: 12 to 16 for two objects,
+            growing with the square root of the number of pose dimensions and the logarithm of the
+            precision. If a `swap_rate` in `details` is below 0.2, there are too few.
+        init_strategy: begin at draws from q after coordinate ascent, with a mass matrix from q; or
+            at draws from the prior, from which few chains find the posterior at a precision of 1e4.
     """
     budget = Budget(
         num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar
@@ -226,7 +225,7 @@ def run(
 def _check(
     program: Program, scene: Scene, num_temperatures: int, target_accept_prob: float
 ) -> None:
-    """Refuse programs whose match cannot be summed out, and impossible settings."""
+    """Raise an error if the match cannot be summed out, or for impossible settings."""
     check_program(program, scene)
     table = possible_values(program, scene)
     check_table(program, scene, at_first(table))
@@ -234,13 +233,13 @@ def _check(
         raise InputError(f"target_accept_prob must lie between 0 and 1, got {target_accept_prob}")
     if num_temperatures > 1 and table:
         raise InputError(
-            f"site {next(iter(table))!r}: it is discrete, and NUTS sums over it at beta = 1 only, "
-            f"got {num_temperatures} temperatures; take 1, or the method gibbs"
+            f"site {next(iter(table))!r} is discrete, and NUTS can sum over it only without "
+            f"tempering, got num_temperatures {num_temperatures}; set 1, or use the method gibbs"
         )
 
 
 def _adapter(target: NutsTarget) -> tuple[_Adapt, _Adapt]:
-    """Stan's adaptation of a step size and a dense mass matrix: its beginning and its update."""
+    """Stan's adaptation of step size and dense mass matrix: the functions that init and update."""
     return warmup_adapter(
         target.num_warmup, dense_mass=True, target_accept_prob=target.target_accept_prob
     )
@@ -252,9 +251,10 @@ def _inverse_mass(
     covariance: Float[Array, "blocks size size"],
     beta: Float[Array, ""],
 ) -> Float[Array, "sites sites"]:
-    """The covariance of the sites of the pose, and the identity for all others, as `z` is raveled.
+    """Inverse mass matrix: the covariance for the sites of the pose, the identity for all others.
 
-    Below beta = 1 it is wider, and of unit scale at beta = 0.
+    Sites are in the order in which `z` is raveled. Below beta = 1 the covariance is wider; at
+    beta = 0 it has unit scale.
     """
     scale = jnp.trace(covariance, axis1=1, axis2=2)[:, None, None] / covariance.shape[-1]
     wider = covariance / (beta + (1 - beta) * scale)

@@ -8,19 +8,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 WIDTH = 1.0
-"""First width of the interval, and what it grows by."""
+"""Initial width of the interval, and the step by which it grows."""
 
 MAX_OUT = 16
-"""Widths that the interval has at most."""
+"""Largest size of the interval, in units of `WIDTH`."""
 
 MAX_STEPS = 128
-"""Evaluations after which a replica stays where it is; the interval has vanished long before."""
+"""Evaluations after which a replica keeps its value; its interval has vanished long before."""
 
 _LEFT, _RIGHT, _SHRINK, _DONE = range(4)
 
 
 class _Search(NamedTuple):
-    """Where the search of each replica for its next value stands."""
+    """The state of the search for the next value of each replica."""
 
     step: Int[Array, ""]
     key: Array
@@ -30,7 +30,7 @@ class _Search(NamedTuple):
     left: Float[Array, " replicas"]
     right: Float[Array, " replicas"]
     steps_left: Int[Array, " replicas"]
-    """By which the left end may still move out, and the same for the right one."""
+    """Number of steps by which the left end may still move out; `steps_right` for the right end."""
     steps_right: Int[Array, " replicas"]
 
 
@@ -39,12 +39,12 @@ def slice_draw(
     log_density: Callable[[Float[Array, " replicas"]], Float[Array, " replicas"]],
     start: Float[Array, " replicas"],
 ) -> Float[Array, " replicas"]:
-    """One draw for each replica that leaves its density as it is.
+    """Draw a new value for each replica by a step that leaves its density invariant.
 
-    A loop has a single evaluation for all replicas, each in the phase that it has come to.
+    Each iteration of the loop makes one evaluation for all replicas, each in its own phase.
 
     Args:
-        log_density: of each replica at a value of its own.
+        log_density: the log density of each replica at its own value.
     """
     key, level_key, place_key, share_key = jax.random.split(key, 4)
     level = log_density(start) - jax.random.exponential(level_key, start.shape)

@@ -1,8 +1,8 @@
 """Parallel tempering: the ladder of betas, exchanges between neighbours, and the log evidence.
 
 Replicas of a chain sample p(sites) p(points | sites)^beta at a ladder of betas, from 0, the prior,
-to 1, the posterior. For Gibbs sampling the match is one of the sites and poses are integrated out
-of an exchange; for NUTS the match is summed out. All else is the same for both.
+to 1, the posterior. In Gibbs sampling the match is one of the sites and poses are integrated out of
+an exchange; in NUTS the match is summed out. Everything else is the same for both.
 """
 
 import functools
@@ -30,7 +30,7 @@ from models.scenes import Scene
 from models.templates import pose_of_part
 
 _PRIOR_DRAWS = 512
-_BETAS = np.geomspace(1e-10, 1.0, 101)  # among which the lowest rung is looked for
+_BETAS = np.geomspace(1e-10, 1.0, 101)  # candidates for the lowest positive rung
 
 
 def ladder(
@@ -40,13 +40,13 @@ def ladder(
     given: Values | None = None,
     factors: frozenset[str] = FACTORS,
 ) -> Float[np.ndarray, " rungs"]:
-    """Betas for tempering: 0, and then from where the points begin to tell, geometrically to 1.
+    """Betas for tempering: 0, then a geometric ladder to 1 from where points begin to matter.
 
-    A single rung is no tempering, beta = 1.
+    A single rung, beta = 1, is no tempering.
 
     Args:
         given: likely values of the program's conditions.
-        factors: as `models.program.reading.read` takes it.
+        factors: as in `models.program.reading.read`.
     """
     if rungs == 1:
         return np.ones(1)
@@ -62,10 +62,10 @@ def ladder(
 
 
 def prior_ladder(program: Program, scene: Scene, rungs: int) -> Float[np.ndarray, " rungs"]:
-    """Betas for any program: 0, and then from where the points begin to tell, geometrically to 1.
+    """Betas for any program: 0, then a geometric ladder to 1 from where points begin to matter.
 
-    That is the largest beta at which draws of the prior still stand for the replica: weighted by
-    its likelihood, half of them are effective.
+    This is the largest beta at which prior draws, weighted by their tempered likelihood, still have
+    an effective sample size of half their number.
     """
     if rungs == 1:
         return np.ones(1)
@@ -80,7 +80,7 @@ def prior_ladder(program: Program, scene: Scene, rungs: int) -> Float[np.ndarray
 
 @functools.lru_cache(maxsize=32)
 def _log_weights(program: Program) -> Callable[..., Float[Array, "betas draws"]]:
-    """The log likelihood at each beta of each draw of the prior."""
+    """A compiled function: the tempered log likelihood of each prior draw at each beta."""
 
     @jax.jit
     def log_weights(
@@ -98,7 +98,7 @@ def _log_weights(program: Program) -> Callable[..., Float[Array, "betas draws"]]
 
 
 def check_rungs(rungs: int) -> None:
-    """Refuse a ladder that has no rung between prior and posterior."""
+    """Raise an error for a ladder without a rung between prior and posterior."""
     if rungs < 1 or rungs == 2:
         raise InputError(
             f"num_temperatures must be at least 3, or 1 for no tempering, got {rungs}; try 16"
@@ -106,22 +106,22 @@ def check_rungs(rungs: int) -> None:
 
 
 class Swap(NamedTuple):
-    """What became of the exchanges of one turn."""
+    """The outcome of the exchanges of one turn."""
 
     chosen: Int[Array, " rungs"]
-    """Which of the `trials` each rung has now."""
+    """Index into `trials` of the new state of each rung."""
     log_ratio: Float[Array, "rungs-1 2"]
-    """Log density at the upper of two neighbouring betas less that at the lower, of the lower
-    replica and of the upper one: what `bridge` takes."""
+    """Log density at the upper of two neighbouring betas minus that at the lower, for the lower
+    and the upper replica; the input of `bridge`."""
     accept_prob: Float[Array, " rungs-1"]
-    """Probability of each exchange; NaN where it was not its turn."""
+    """Probability of each exchange; NaN for pairs whose turn it was not."""
 
 
 def trials(rungs: int) -> tuple[Int[np.ndarray, " trials"], Int[np.ndarray, " trials"]]:
-    """Which replica at which beta has to be looked at for an exchange.
+    """The pairs of a replica and a beta that an exchange has to evaluate.
 
-    Every replica at its own beta, then all but the last at the beta above, then all but the first
-    at the beta below: rungs after the exchange are among these.
+    First every replica at its own beta, then all but the last at the beta above, then all but the
+    first at the beta below. The rungs after an exchange are among these.
     """
     all_of_them, steps = np.arange(rungs), np.arange(rungs - 1)
     return (
@@ -131,10 +131,10 @@ def trials(rungs: int) -> tuple[Int[np.ndarray, " trials"], Int[np.ndarray, " tr
 
 
 def propose(key: Array, log_densities: Float[Array, " trials"], turn: Int[Array, ""]) -> Swap:
-    """Neighbours swap with the probability that keeps every rung's distribution, pairs in turn.
+    """Swap neighbours with the Metropolis probability, even and odd pairs in turn.
 
-    That is min(1, f_i(j) f_j(i) / (f_i(i) f_j(j))), with f_i(j) the density at beta_i of replica j;
-    the even pairs in one turn, the odd ones in the next.
+    The probability is min(1, f_i(j) f_j(i) / (f_i(i) f_j(j))), with f_i(j) the density of replica j
+    at beta_i. It leaves the distribution of every rung invariant.
     """
     rungs = (len(log_densities) + 2) // 3
     own, above, below = jnp.split(log_densities, (rungs, 2 * rungs - 1))
@@ -159,14 +159,13 @@ def exchange(
     betas: Float[Array, " rungs"],
     turn: Int[Array, ""],
 ) -> tuple[Sites, PoseFactor, Swap]:
-    """Replicas after an exchange of all but their poses, and their poses given the match.
+    """Exchange all sites but the poses between neighbours; also return the poses given the match.
 
-    Poses are integrated out, so that neighbours need to agree about discrete things only and a
-    ladder of a dozen rungs is enough.
+    Poses are integrated out, so they do not lower the acceptance rate and a dozen rungs are enough.
     """
     which, where = trials(len(betas))
     every = jax.tree.map(lambda x: x[which], replicas)
-    if model.points.shape[-1] > 1:  # each replica has its own
+    if model.points.shape[-1] > 1:  # each replica has its own arrays
         model = jax.tree.map(lambda x: x[..., which], model)
     log_integral, pose = integrated(model, owner, every, betas[where])
     swap = propose(key, log_integral, turn)
@@ -181,11 +180,11 @@ def exchange_places(
     betas: Float[Array, " rungs"],
     turn: Int[Array, ""],
 ) -> tuple[IntegratorState, Swap]:
-    """Neighbours exchange where they stand.
+    """Exchange positions between neighbours.
 
     Args:
-        potential: of a position and a beta.
-        place: of all replicas of a chain, rungs first.
+        potential: potential energy of a position at a beta.
+        place: positions of all replicas of a chain, rungs first.
     """
     which, where = trials(len(betas))
     every = jax.tree.map(lambda x: x[which], place.z)
@@ -200,13 +199,13 @@ def bridge(
 ) -> tuple[Float[np.ndarray, ""], Float[np.ndarray, ""]]:
     """Log evidence and its standard error, by Bennett's acceptance ratio between neighbours.
 
-    With f the log ratio of the upper density to the lower at draws of the lower one, and r at draws
-    of the upper one, the log ratio c of their normalisers solves E[s(f - c)] = E[s(c - r)], s the
-    logistic function. At beta = 0 the normaliser is one.
+    Let f be the log ratio of the upper density to the lower at draws of the lower one, and r the
+    same at draws of the upper one. The log ratio c of their normalisers solves
+    E[s(f - c)] = E[s(c - r)], with s the logistic function. At beta = 0 the normaliser is one.
 
-    The error is that of the sum over rungs, to first order: what each sweep adds to it is one
-    series, all rungs together, since matches wander from rung to rung and their errors go together.
-    Its effective sample size, over chains, says how many sweeps are worth an independent one.
+    The standard error is that of the sum over rungs, to first order. The contributions of a sweep
+    are added up over rungs into one series before its Monte Carlo error is taken, because states
+    move between rungs, which makes the errors of rungs dependent.
     """
     evidence, influence = 0.0, np.zeros(log_ratio.shape[:2])
     for rung in range(log_ratio.shape[2]):

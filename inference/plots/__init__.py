@@ -1,4 +1,4 @@
-"""Figures of scenes, results and diagnostics; each is returned and none is shown."""
+"""Figures of scenes, results and diagnostics; they are returned, not shown."""
 
 from inference.plots.calibration import plot_calibration
 from inference.plots.film import write_film

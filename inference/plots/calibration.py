@@ -1,4 +1,4 @@
-"""Figures of diagnostics; as in `inference.plots`, each is returned and none is shown."""
+"""The figure of simulation-based calibration."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,12 +14,12 @@ from models.templates import object_names
 def plot_calibration(
     calibrations: Mapping[str, Calibration], names: Sequence[str] | None = None
 ) -> Figure:
-    """How far the ranks of true poses are from uniform, for each method.
+    """Plot how far the ranks of true poses are from uniform, for each method.
 
-    A panel for each object and pose dimension has, for each method, the share of ranks below a
-    value less that value. Within the grey band nothing is amiss: curves of uniform ranks leave it
-    anywhere in 5 % of panels. A slope down, up, down (an S) means draws that are too narrow, its
-    mirror image too wide, a bow to one side a bias.
+    There is a panel for each object and pose dimension. It shows the share of ranks below a value
+    minus that value, with a curve for each method. Curves of uniform ranks leave the grey band
+    anywhere in 5 % of panels. An S (down, up, down) means that draws are too narrow, its mirror
+    image that they are too wide, and a bow to one side is a bias.
     """
     first = next(iter(calibrations.values()))
     num_scenes, num_objects, pose_dim = first.ranks.shape
@@ -47,7 +47,7 @@ def plot_calibration(
 
 
 def rank_excess(found: Calibration, grid: Float[np.ndarray, " g"]) -> Float[np.ndarray, "g K p"]:
-    """The share of normalised ranks up to each value, less the value."""
+    """The share of normalised ranks up to each value, minus the value."""
     middle = (found.ranks + 0.5) / (found.num_samples + 1)
     below = (middle <= grid[:, None, None, None]).mean(axis=1)
     return below - grid[:, None, None]
@@ -56,9 +56,9 @@ def rank_excess(found: Calibration, grid: Float[np.ndarray, " g"]) -> Float[np.n
 def uniform_band(
     num_scenes: int, grid: Float[np.ndarray, " g"], level: float = 0.95, simulations: int = 2000
 ) -> Float[np.ndarray, " g"]:
-    """Half-width of the band in which whole curves of uniform ranks stay with that probability.
+    """Half-width of the band that contains whole curves of uniform ranks with probability `level`.
 
-    A multiple of the pointwise standard deviation, the multiple found by simulation.
+    It is a multiple of the pointwise standard deviation; the multiple is found by simulation.
     """
     uniform = np.random.default_rng(0).uniform(size=(simulations, num_scenes))
     counts = np.stack([(uniform <= value).mean(axis=1) for value in grid], axis=1)

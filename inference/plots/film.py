@@ -1,4 +1,4 @@
-"""A film of coordinate ascent: scene, match, ELBO and beta, a frame for each step of a run."""
+"""A film of coordinate ascent: scene, match, ELBO and beta, one frame per step of a run."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from models.errors import InputError
 from models.templates import Parts, object_names
 
 FORMATS = (".gif", ".mp4")
-"""Endings of a film's file."""
+"""File endings of films."""
 DPI = 80
 
 
 def check_film_format(path: Path) -> None:
-    """Say in a sentence if a film cannot be written in the format that the path asks for."""
+    """Raise an error if a film cannot be written in the format of the path's ending."""
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise InputError(
@@ -34,7 +34,7 @@ def check_film_format(path: Path) -> None:
         )
     if ending == ".mp4" and not FFMpegWriter.isAvailable():
         raise InputError(
-            f"a film that ends in {ending} wants the program ffmpeg, which is not installed; "
+            f"a film that ends in {ending} requires the program ffmpeg, which is not installed; "
             "install it, or write a .gif"
         )
 
@@ -51,12 +51,12 @@ def write_film(
     """Write the film of a run to an open file and return the number of its frames.
 
     Args:
-        result: for a single scene, of `cavi.run(..., history=True)`.
+        result: the result of `cavi.run(..., history=True)` for a single scene.
         parts: the templates of the program.
         ending: .gif or .mp4.
-        names: what to call the objects.
+        names: names of the objects.
     """
-    states_of(result)  # a result without a history is refused before anything is opened
+    states_of(result)  # raises for a result without a history, before anything is opened
     figure = Figure(figsize=(10.4, 3.9), dpi=DPI, layout="constrained")
     frames = draw_frames(figure, result, parts, names)
     return write_frames(figure, frames, file, ending, frames_per_second)
@@ -69,10 +69,10 @@ def write_frames(
     ending: str = ".gif",
     frames_per_second: int = 4,
 ) -> int:
-    """Write a film of what is drawn into a figure and return the number of its frames.
+    """Write a film of a figure that changes, and return the number of frames.
 
     Args:
-        frames: draws the next frame each time that it is asked.
+        frames: an iterator that draws the next frame into the figure at each step.
     """
     with style():
         write = _write_gif if ending == ".gif" else _write_mp4
@@ -82,7 +82,7 @@ def write_frames(
 def _write_gif(
     file: BinaryIO, figure: Figure, frames: Iterator[Result], frames_per_second: int
 ) -> int:
-    """In memory: a command that is killed leaves no file behind."""
+    """Write a GIF from memory, so that a killed command leaves no temporary file."""
     canvas = FigureCanvasAgg(figure)
     images = []
     for _ in frames:
@@ -110,9 +110,9 @@ def _write_mp4(
 def draw_frames(
     figure: Figure, result: Result, parts: Parts, names: Sequence[str] | None = None
 ) -> Iterator[Result]:
-    """Draw each step of a run into the figure, one after another, and give its state.
+    """Draw each step of a run into the figure, one after another, and yield its state.
 
-    Windows and the order of the rows stay the same throughout; they are those of the solution.
+    The window and the order of the rows are those of the final result in all frames.
     """
     states = states_of(result)
     names = object_names(["object"] * parts.num_objects) if names is None else names
@@ -142,11 +142,11 @@ def draw_frames(
 
 
 def states_of(result: Result) -> list[Result]:
-    """What the result would have been after each step of its history."""
+    """The result as it was after each step of its history."""
     if result.history is None or result.is_batch:
         raise InputError(
-            "a film is of one run, and the result has no history of one; infer a single scene with "
-            "history=True"
+            "a film requires the history of a single run, but the result has none; infer a single "
+            "scene with history=True"
         )
     present = np.asarray(result.scene.present)
     return [

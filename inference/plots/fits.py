@@ -1,9 +1,9 @@
-"""Figures of how a fit went and how far to believe it; each is returned and none is shown.
+"""Figures of a fit and its reliability; they are returned, not shown.
 
 - `plot_posterior`: objects with the uncertainty of their outlines, beside the match.
 - `plot_history`: ELBO and beta over the steps of a run.
-- `plot_restarts`: where each of many restarts ended.
-- `plot_gap`: log evidence less ELBO over a batch of scenes.
+- `plot_restarts`: the ELBO at the end of each of many restarts.
+- `plot_gap`: log evidence minus ELBO over a batch of scenes.
 
 The style and the `draw_` functions are those of `inference.plots`.
 """
@@ -36,7 +36,7 @@ from models.program.sites import Program
 from models.templates import object_names
 
 AGREES, DIFFERS = COLOURS[0], COLOURS[1]
-"""Colours of partitions that are as they should be, and of others."""
+"""Colours of partitions that agree with the reference, and of others."""
 
 
 def plot_posterior(
@@ -47,16 +47,16 @@ def plot_posterior(
     *,
     num_outlines: int = 40,
 ) -> Figure:
-    """The objects of one scene, each at many draws of its pose, beside the match probabilities.
+    """Plot the objects of one scene at many draws of their poses, beside the match probabilities.
 
-    Draws are first brought into one frame, so that a square that is turned onto itself does not
-    count as uncertain. Outlines that lie apart are then different explanations of the points.
+    Draws are first relabelled into one frame, so that a square turned onto itself does not look
+    uncertain. Outlines that lie apart are then different explanations of the points.
 
     Args:
-        result: of any method that samples, approximates or sums.
+        result: a result of a method that samples, approximates or sums.
         program: the program that was inferred.
-        names: what to call the objects.
-        num_outlines: draws to show.
+        names: names of the objects.
+        num_outlines: number of draws to show.
     """
     parts = likelihood_at(program, result.scene, {}).parts
     names = object_names(["object"] * parts.num_objects) if names is None else names
@@ -84,10 +84,10 @@ def plot_posterior(
 def posterior_outlines(
     result: Result, program: Program, rng_key: Array, count: int = 40
 ) -> list[Outlines]:
-    """Outlines of the objects at some draws of a result, identical objects named alike.
+    """Outlines of the objects at some draws of a result, relabelled into one frame.
 
-    An object is there in a draw in which it has two points or more; the pose of one that has fewer
-    is that of the prior.
+    A draw shows only objects with at least two points, because the pose of an object with fewer is
+    close to its prior.
     """
     drawn = draws_of(program, result, rng_key, num_samples=count, num_chains=1)
     group = symmetry.find(program, result.scene)
@@ -108,7 +108,7 @@ def posterior_outlines(
 
 
 def draw_outlines(axes: Axes, outlines: Outlines, count: int = 1) -> None:
-    """Thin outlines, the fainter the more of them there are."""
+    """Draw thin outlines, fainter if there are many."""
     for k, vertices in outlines.items():
         x, y = np.concatenate([vertices, vertices[:1]]).T
         alpha = max(0.04, 0.7 / np.sqrt(count))
@@ -116,11 +116,11 @@ def draw_outlines(axes: Axes, outlines: Outlines, count: int = 1) -> None:
 
 
 def plot_history(result: Result) -> Figure:
-    """ELBO and beta at each step of a run, of `cavi.run(..., history=True)` or `svi.run`."""
+    """Plot ELBO and beta at each step of a run with a history, of `cavi.run` or `svi.run`."""
     if result.history is None or result.is_batch:
         raise InputError(
-            "this picture is of one run, and the result has no history of one; infer a single "
-            "scene with history=True"
+            "this picture requires the history of a single run, but the result has none; infer a "
+            "single scene with history=True"
         )
     with style():
         figure = Figure(figsize=(5.0, 2.8), layout="constrained")
@@ -129,9 +129,9 @@ def plot_history(result: Result) -> Figure:
 
 
 def draw_history(axes: Axes, history: dict[str, np.ndarray], upto: int | None = None) -> None:
-    """The ELBO, and beta where there is one, on axes of its own; optionally the first steps only.
+    """Draw the ELBO and, on a second y axis, beta if there is one; optionally the first steps only.
 
-    The window is that of the whole run, so that pictures of parts of it are alike.
+    The window is always that of the whole run.
     """
     elbo = np.asarray(history["elbo"])
     steps = np.arange(1, len(elbo) + 1)
@@ -154,12 +154,13 @@ def draw_history(axes: Axes, history: dict[str, np.ndarray], upto: int | None = 
 def plot_restarts(
     optima: Result, log_evidence: Float[np.ndarray, ""] | float | None = None
 ) -> Figure:
-    """The ELBO that each restart ended at, best first, and whether it found the same objects.
+    """Plot the final ELBO of each restart, best first, and whether it found the right objects.
+
+    Objects are compared with the truth or, if it is unknown, with those of the best restart.
 
     Args:
-        optima: a batch with the same scene over and over, one restart each
-            (`diagnostics.local_optima`).
-        log_evidence: of the scene, where it is known, as a line.
+        optima: a batch of repeats of one scene, one restart each (`diagnostics.local_optima`).
+        log_evidence: the log evidence of the scene, if known; drawn as a line.
     """
     elbo = _elbo(optima)
     order = np.argsort(-elbo, kind="stable")
@@ -180,16 +181,16 @@ def plot_restarts(
 
 
 def plot_gap(variational: Result, exact: Result) -> Figure:
-    """Log evidence less ELBO for each scene of a batch, against the log evidence.
+    """Plot log evidence minus ELBO against log evidence, for each scene of a batch.
 
-    The gap is never below zero. Colours say whether the partition is that of exact inference: a
-    small gap with other objects is a rival explanation, a large one a bad local optimum.
+    The gap is never negative. Colours say whether the partition is that of exact inference. With
+    other objects, a small gap is a rival explanation and a large one a bad local optimum.
     """
     elbo = _elbo(variational)
     if exact.log_evidence is None or len(exact) != len(variational):
         raise InputError(
-            f"wanted the results of exact inference for the same {len(variational)} scenes, got "
-            f"{len(exact)} of {exact.method!r}; run inference.exact on the same batch"
+            f"the second result must be from exact inference on the same {len(variational)} "
+            f"scenes, got {len(exact)} from {exact.method!r}; run inference.exact on the same batch"
         )
     evidence = np.asarray(exact.log_evidence)
     right = same_partition(variational.labels, exact.labels, exact.pose_mean.shape[-2])
@@ -208,8 +209,8 @@ def plot_gap(variational: Result, exact: Result) -> Figure:
 def _elbo(result: Result) -> Float[np.ndarray, " scenes"]:
     if result.elbo is None or not result.is_batch:
         raise InputError(
-            f"this picture is of the ELBOs of a batch, which a result of {result.method!r} does "
-            "not have; run inference.cavi on a batch"
+            f"this picture requires the ELBOs of a batch, which this result of {result.method!r} "
+            "does not have; run inference.cavi on a batch"
         )
     return np.asarray(result.elbo)
 
@@ -227,7 +228,7 @@ def _two_kinds(
     yes: str,
     no: str,
 ) -> None:
-    """Points of two kinds that differ in colour and marker; a kind without points has no entry."""
+    """Draw two kinds of points in their colours and markers; an empty kind has no legend entry."""
     for kind, shade, marker, label in ((right, AGREES, "o", yes), (~right, DIFFERS, "x", no)):
         if kind.any():
             axes.scatter(x[kind], y[kind], s=22, color=shade, marker=marker, label=label)

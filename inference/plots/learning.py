@@ -1,4 +1,4 @@
-"""What was learnt: the objective by round, and each parameter from where it began."""
+"""The figure of learning: the objective and each parameter by round."""
 
 import numpy as np
 from jaxtyping import Float
@@ -10,10 +10,10 @@ from inference.plots.scenes import COLOURS, style
 
 
 def plot_learned(learned: Learned) -> Figure:
-    """The objective by round, and beside it each parameter.
+    """Plot the objective by round and, beside it, each parameter.
 
-    Vertices, arrays of two columns, are drawn where they began and where they are now; other
-    parameters are lines over the rounds.
+    Vertices (arrays of two columns) are drawn at their initial and learnt values; other parameters
+    are lines over the rounds.
     """
     count = 1 + len(learned.params)
     columns = min(count, 3)
@@ -38,7 +38,7 @@ def _objective(axes: Axes, learned: Learned) -> None:
     if learned.holdout is not None:
         axes.plot(rounds, learned.holdout, color=COLOURS[1], ls="--", label="held out")
         axes.legend(frameon=False)
-    # The first rounds gain the most, and would flatten the rest.
+    # The first rounds gain the most and would flatten the rest of the curve.
     gained = learned.objective[-1] - learned.objective
     if len(rounds) > 4 and gained[0] > 20 * max(gained[2], 1e-12):
         low, high = learned.objective[2], learned.objective[-1]

@@ -1,4 +1,4 @@
-"""Outlines of objects, as plain arrays; `inference.plots` puts them into pictures."""
+"""Outlines of objects, as plain arrays; `inference.plots` draws them."""
 
 from collections.abc import Mapping
 
@@ -11,17 +11,16 @@ from models.scenes import Scene
 from models.templates import Parts, template_kinds
 
 Outlines = Mapping[int, Float[np.ndarray, "vertices 2"]]
-"""The outline of each object that has one."""
+"""Outlines by object, for the objects that have one."""
 
 
 def result_outlines(result: Result, parts: Parts) -> dict[int, Float[np.ndarray, "vertices 2"]]:
     """The outline of each object that has points, at the mean of its pose.
 
-    Where a method averages over matches (exact inference and the samplers), the mean is taken given
-    the most probable match. The mean over all matches would be no pose to draw: a square turned by
-    90 degrees is the same square, and over its four turns the posterior mean has no size at all. An
-    object is then left out if its points are too few to fix a pose, or if the match does not keep
-    them together.
+    If a method averages over matches (exact inference and the samplers), the pose is fitted to the
+    most probable match instead. The posterior mean cannot be drawn: averaged over the four turns of
+    a square, its scale is zero. An object is then left out if it has too few points to fix a pose,
+    or if the match divides them between objects.
     """
     match = most_probable_match(result) if is_averaged(result) else None
     outlines = {}
@@ -44,11 +43,11 @@ def outline_at(
 def _pose_at_match(
     result: Result, parts: Parts, match: Int[np.ndarray, " N"], k: int
 ) -> Float[np.ndarray, " p"] | None:
-    """The pose that fits the points of object k best when they are these parts."""
+    """The least-squares pose of object k given the match; None if the match does not fix it."""
     rows = np.flatnonzero(result.labels == k)
     met = match[rows]
     kinds = template_kinds(parts)
-    # The match may name an identical object: partition and match break that tie independently.
+    # The match may name an identical object instead, since it breaks ties by itself.
     owners = np.unique(np.asarray(parts.owner)[met])
     if len(owners) > 1 or owners[0] == len(kinds) or kinds[owners[0]] != kinds[k]:
         return None
@@ -63,13 +62,13 @@ def _pose_at_match(
 def truth_outlines(
     scene: Scene, labels: Int[np.ndarray, " N"], num_objects: int | None = None
 ) -> dict[int, Float[np.ndarray, "vertices 2"]]:
-    """Outlines through the points themselves; clutter, which is labelled K, has none."""
+    """Outlines through the points themselves; clutter, which has label K, has none."""
     points = np.asarray(scene.points)[:, :2]
     objects = np.unique(labels[is_object(labels, num_objects)])
     return {int(k): in_angular_order(points[labels == k]) for k in objects}
 
 
 def in_angular_order(vertices: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:
-    """Vertices by their angle around the centroid, so that no two edges of the outline cross."""
+    """Sort vertices by angle around their centroid, so that edges of the outline do not cross."""
     x, y = (vertices - vertices.mean(axis=0)).T
     return vertices[np.argsort(np.arctan2(y, x), kind="stable")]

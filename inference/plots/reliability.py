@@ -9,10 +9,10 @@ from inference.plots.scenes import COLOURS, MARKERS, style
 
 
 def plot_reliability(found: Mapping[str, Reliability]) -> Figure:
-    """What happened against what was said; on the diagonal probabilities mean what they say.
+    """Plot observed frequencies against predicted probabilities.
 
-    Below the diagonal a method is too sure of what it thinks likely, above it not sure enough. The
-    area of a mark grows with how often such a probability was said.
+    A method is overconfident about likely events below the diagonal, and underconfident above it.
+    The area of a mark grows with the number of events.
     """
     with style():
         figure = Figure(figsize=(4.6, 4.4), layout="constrained")

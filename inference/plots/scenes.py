@@ -1,9 +1,9 @@
 """Pictures of scenes and results. Every `plot_` function returns a matplotlib Figure.
 
-The `draw_` functions put one thing into given axes, so other figures can be composed of them.
-Nothing here shows a window or touches pyplot's state. Objects have the colour-blind-safe colours of
-Okabe and Ito and a marker each; points that belong to no object are grey crosses. The y axis points
-up (see `models.geometry`).
+The `draw_` functions draw one thing into given axes, so other figures can be composed of them.
+Nothing here shows a window or changes pyplot's state. Each object has a marker and one of the
+colour-blind-safe colours of Okabe and Ito; points that belong to no object are grey crosses. The y
+axis points up (see `models.geometry`).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from models.scenes import Scene
 from models.templates import Parts, object_names
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-"""Okabe and Ito's colours, one for each object, taken in turn."""
+"""Okabe and Ito's colours, one for each object; they repeat if there are more objects."""
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 POINT_COLOUR = "#404040"
 CLUTTER_COLOUR = "#808080"
@@ -47,22 +47,22 @@ STYLE: dict[str, Any] = {
 }
 
 COLUMNS = 4
-"""Panels beside each other in a picture of many methods; more go below."""
+"""Panels in a row of a picture; further panels go below."""
 
 
 def plot_demo(
     results: Sequence[Result], parts: Parts, names: Sequence[str] | None = None
 ) -> Figure:
-    """One scene and what several methods made of it.
+    """Plot one scene and the results of several methods.
 
-    On the left the points and, where it is known, the truth; then for each method the objects that
-    it found above its match matrix. Identical objects are exchangeable, so those of each result are
-    first relabelled to agree with the truth (or else with the first result).
+    On the left are the points and, if known, the truth; then, for each method, the objects that it
+    found above its match matrix. Identical objects are exchangeable, so those of each result are
+    first relabelled to agree with the truth or, if it is unknown, with the first result.
 
     Args:
-        results: for the same single scene, one for each method.
+        results: results for the same single scene, one for each method.
         parts: the templates of the program.
-        names: what to call the objects, e.g. `object_names(["square", "triangle", "square"])`.
+        names: names of the objects, e.g. `object_names(["square", "triangle", "square"])`.
     """
     scene = results[0].scene
     names = object_names(["object"] * parts.num_objects) if names is None else names
@@ -72,7 +72,7 @@ def plot_demo(
     found = [result_outlines(result, parts) for result in results]
 
     with style():
-        blocks = -(-len(results) // COLUMNS)  # a fifth column rather than a block of one
+        blocks = -(-len(results) // COLUMNS)  # four results give five columns, not two blocks
         columns = -(-(1 + len(results)) // blocks)
         size = (3.0 * columns + 0.5, 6.3 * blocks + 0.5)
         figure = Figure(figsize=size, layout="constrained")
@@ -106,7 +106,7 @@ def plot_demo(
             if number % columns:
                 objects.set(ylabel="")
                 objects.tick_params(labelleft=False)
-            if number != 1 and number % columns:  # the rows are the same in all of them
+            if number != 1 and number % columns:  # rows are the same in all panels
                 match.set(ylabel="", yticks=[])
             scenes.append(objects)
         figure.colorbar(image, ax=figure.axes, label="probability", shrink=0.4, aspect=25)
@@ -124,13 +124,13 @@ def plot_demo(
 def plot_scenes(
     scenes: Scene, titles: Sequence[str] | None = None, num_objects: int | None = None
 ) -> Figure:
-    """Several scenes beside each other, in one window, and their true objects where known.
+    """Plot several scenes with the same axis limits, and their true objects if known.
 
     Outlines go through the points.
 
     Args:
-        titles: of each scene.
-        num_objects: K, where scenes may have clutter, which is labelled so.
+        titles: a title for each scene.
+        num_objects: K, the label of clutter, if scenes may have clutter.
     """
     count = len(scenes.batch().points)
     rows = -(-count // COLUMNS)
@@ -158,7 +158,7 @@ def plot_scenes(
 
 
 def draw_scene(axes: Axes, scene: Scene) -> None:
-    """The points alone, as a method gets to see them."""
+    """Draw only the points, as a method sees them."""
     _scene_axes(axes)
     x, y = np.asarray(scene.points)[np.asarray(scene.present), :2].T
     axes.scatter(x, y, s=28, color=POINT_COLOUR, gid="points")
@@ -172,13 +172,13 @@ def draw_objects(
     truth: Int[np.ndarray, " N"] | None = None,
     num_objects: int | None = None,
 ) -> None:
-    """The points in the colours of their objects, and the outlines of the objects.
+    """Draw the points in the colours of their objects, and the outlines of the objects.
 
     Args:
         labels: the object of each row, K for clutter, -1 for a dummy.
-        outlines: to be drawn as closed lines, e.g. of `result_outlines`.
-        truth: where given, points that it puts into another object get a ring.
-        num_objects: K, where scenes may have clutter.
+        outlines: outlines to draw as closed lines, e.g. those of `result_outlines`.
+        truth: the true object of each row; points with another label get a ring.
+        num_objects: K, if scenes may have clutter.
     """
     _scene_axes(axes)
     points = np.asarray(scene.points)[:, :2]
@@ -204,10 +204,10 @@ def draw_match(
     names: Sequence[str],
     labels: Int[np.ndarray, " N"] | None = None,
 ) -> AxesImage:
-    """The match probabilities: a row for each point, a column for each part, lines between objects.
+    """Draw the match probabilities, points by parts, with lines between objects.
 
     Args:
-        labels: the object of each row, by which the rows are sorted, dummies last; by default the
+        labels: the object of each row. Rows are sorted by it, dummies last; by default it is the
             partition of the result.
     """
     labels = result.labels if labels is None else labels
@@ -226,7 +226,7 @@ def draw_match(
 def legend_handles(
     names: Sequence[str], *, wrong: bool = False, clutter: bool = False
 ) -> list[Line2D]:
-    """An entry for each object and, where asked for, for clutter and for rings around points."""
+    """Legend entries for each object and, on request, for clutter and for rings around points."""
     handles = [
         Line2D([], [], color=colour(k), marker=_marker(k), linewidth=1.5, label=name)
         for k, name in enumerate(names)
@@ -252,7 +252,7 @@ def _marker(k: int) -> str:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Within it, figures have the style of this project."""
+    """A context in which figures have the style of this project."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
@@ -266,7 +266,7 @@ def png(figure: Figure) -> bytes:
 
 def _bound(result: Result) -> str:
     if result.log_evidence is not None:
-        error = result.log_evidence_error  # of a sampler's estimate
+        error = result.log_evidence_error  # samplers only
         suffix = "" if error is None else f" ± {float(error):.2f}"
         return f"log evidence {float(result.log_evidence):.2f}{suffix}"
     return "" if result.elbo is None else f"ELBO {float(result.elbo):.2f}"
@@ -290,7 +290,7 @@ def _vertices(found: Sequence[Outlines]) -> list[Float[np.ndarray, "n 2"]]:
 
 
 def same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"]]) -> None:
-    """A square window around everything, the same in all axes."""
+    """Set the same square window around all contents in all axes."""
     everything = np.concatenate([np.asarray(content)[:, :2] for content in contents])
     low, high = everything.min(axis=0), everything.max(axis=0)
     middle, half = (low + high) / 2, 0.58 * max(float(np.max(high - low)), 1e-3)
@@ -302,7 +302,7 @@ def same_limits(axes: Sequence[Axes], contents: Sequence[Float[np.ndarray, "n 2"
 def _mark_blocks(
     axes: Axes, axis: Literal["x", "y"], labels: Int[np.ndarray, " N"], names: Sequence[str]
 ) -> None:
-    """Lines between the blocks of equal labels along an axis, and a name in the middle of each."""
+    """Draw lines between blocks of equal labels along an axis, and the name of each block."""
     edges = np.flatnonzero(np.diff(labels)) + 1
     starts, ends = np.r_[0, edges], np.r_[edges, len(labels)]
     middles = (starts + ends - 1) / 2

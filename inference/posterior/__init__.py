@@ -1,1 +1,1 @@
-"""What a posterior is asked: densities, symmetries, a common frame, draws."""
+"""Tools for posteriors: densities, symmetries, relabelling, draws."""

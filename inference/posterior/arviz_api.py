@@ -1,8 +1,8 @@
-"""What the project takes from ArviZ, under one set of names for ArviZ 0.23 and 1.x.
+"""The functions that the project uses from ArviZ, under the same names for ArviZ 0.23 and 1.x.
 
-ArviZ 1.x is three packages, of which arviz-base and arviz-stats are needed here, and keeps results
-in xarray's DataTree in place of InferenceData. All of it is imported where it is used: the import
-is slow, and the commands start without it.
+ArviZ 1.x is three packages, of which arviz-base and arviz-stats are needed here; it stores results
+in xarray's DataTree instead of InferenceData. ArviZ is imported inside functions because the import
+is slow and most commands do not need it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ class Group(NamedTuple):
 
     variables: Mapping[str, Any]
     dims: Mapping[str, Sequence[str]]
-    """Names of the dimensions of a variable, without chain and draw."""
+    """Names of the dimensions of each variable, without chain and draw."""
     attrs: Mapping[str, Any] | None = None
 
 
 def make_data(groups: Mapping[str, Group], coords: Mapping[str, Any]) -> Data:
-    """Groups of variables as ArviZ's data structure; coordinates are shared by all groups."""
+    """Make ArviZ's data structure from groups of variables, which share coordinates."""
     if not _is_new():
         import arviz as az
 
@@ -47,10 +47,9 @@ def make_data(groups: Mapping[str, Group], coords: Mapping[str, Any]) -> Data:
 
 
 def summary(data: Data, **options: Any) -> Any:  # a pandas.DataFrame
-    """`az.summary`, without its warnings for what never changes.
+    """`az.summary` without NumPy's warnings for constants, such as many entries of `match`.
 
-    An entry of `match` that is the same in all draws has no R-hat: 0 / 0, of which NumPy warns.
-    Its R-hat is NaN here as it is there.
+    Their R-hat is 0 / 0; it is NaN here as in `az.summary`.
     """
     if _is_new():
         from arviz_stats import summary as table
@@ -67,24 +66,24 @@ def rhat(values: Chains) -> float:
 
 
 def ess(values: Chains) -> float:
-    """Effective number of draws in the bulk of the distribution."""
+    """Bulk effective sample size."""
     return float(_statistics().ess(values))
 
 
 def mcse(values: Chains) -> float:
-    """Standard error of the mean of the draws."""
+    """Monte Carlo standard error of the mean of the draws."""
     return float(_statistics().mcse(values, method="mean"))
 
 
 def pareto_k(log_weights: Float[np.ndarray, " draws"]) -> float:
-    """Shape of the tail of some importance weights."""
+    """Pareto k of importance weights, the shape of their tail."""
     if not _is_new():
         import arviz as az
 
         return float(az.psislw(log_weights.copy())[1])
     from arviz_stats.base import array_stats
 
-    return float(array_stats.psislw(-log_weights)[1])  # which negates what it is given
+    return float(array_stats.psislw(-log_weights)[1])  # psislw negates its argument
 
 
 def _statistics() -> Any:
@@ -98,7 +97,7 @@ def _statistics() -> Any:
 
 
 def _is_new() -> bool:
-    """Whether ArviZ 1.x is there, as a whole or as its parts alone."""
+    """Whether ArviZ 1.x is installed, as a whole or only its component packages."""
     try:
         import arviz
     except ImportError:

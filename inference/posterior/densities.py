@@ -1,8 +1,8 @@
-"""What the program says of given draws: densities, densities of points, and replicated points.
+"""Evaluate a program at draws: densities, densities of points, and replicated points.
 
-Everything is read from the program with the match summed out. Draws are dictionaries by site with
-one leading axis, without `match`; they are evaluated in blocks of one size, so that each function
-compiles once for a program and a shape of scene.
+Densities are those of the program with the match summed out. Draws are dictionaries by site with
+one leading axis. They are evaluated in blocks of one size, so that each function compiles once for
+a program and a shape of scene.
 """
 
 import functools
@@ -47,7 +47,7 @@ def log_joint(program: Program, scene: Scene, draws: Draws) -> Float[np.ndarray,
 def log_joint_by_value(
     program: Program, scene: Scene, draws: Draws, table: Table
 ) -> Float[np.ndarray, "draws values"]:
-    """The same for each joint value of the discrete sites, which the draws do not have."""
+    """`log_joint` for each joint value of the discrete sites; draws are of the other sites."""
     return _in_blocks(_compiled(program, "joint by value"), _continuous(draws), scene, table)
 
 
@@ -61,9 +61,9 @@ def log_likelihood_by_point(
 def prior_draws(
     program: Program, scene: Scene, rng_key: Array, num_samples: int = 1000
 ) -> dict[str, np.ndarray]:
-    """Draws of all latent sites from the prior, `match` as the part of each row.
+    """Draws of all latent sites from the prior; `match` is the part of each row.
 
-    Discrete sites are drawn given all data but the points, such as their number.
+    Discrete sites are drawn given all data other than the points, such as their number.
     """
     values, table = {"key": jax.random.split(rng_key, num_samples)}, possible_values(program, scene)
     drawn = _in_blocks(_compiled(program, "prior"), values, scene, table)
@@ -74,7 +74,7 @@ def prior_draws(
 def marginal_prior_draws(
     program: Program, scene: Scene, rng_key: Array, num_samples: int = 1000
 ) -> dict[str, np.ndarray]:
-    """The same without the match, which is what takes the time."""
+    """`prior_draws` without the match, which is much faster."""
     values, table = {"key": jax.random.split(rng_key, num_samples)}, possible_values(program, scene)
     return _in_blocks(_compiled(program, "marginal prior"), values, scene, table)
 
@@ -82,7 +82,7 @@ def marginal_prior_draws(
 def replicate(
     program: Program, scene: Scene, draws: Draws, rng_key: Array
 ) -> Float[np.ndarray, "draws N d"]:
-    """For each draw new points from the likelihood, at the draw's own match; zero in dummy rows."""
+    """Draw new points from the likelihood at the match of each draw; zero in dummy rows."""
     match = np.asarray(draws["match"])
     values = dict(draws) | {
         "match": match_matrix(match),
@@ -92,31 +92,31 @@ def replicate(
 
 
 def computed(program: Program, scene: Scene, draws: Draws) -> dict[str, np.ndarray]:
-    """What the program computes at each draw: the poses and all deterministic sites."""
+    """The values that the program computes at each draw: poses and all deterministic sites."""
     values = dict(draws) | {"match": match_matrix(np.asarray(draws["match"]))}
     return _in_blocks(_compiled(program, "computed"), values, scene)
 
 
 def match_matrix(match: Int[np.ndarray, "*draws N"]) -> Float[np.ndarray, "*draws N N"]:
-    """The part of each row as a matrix of zeros and ones; rows of dummies are zero."""
+    """The part of each row as a matrix of zeros and ones; dummy rows are zero."""
     return (match[..., None] == np.arange(match.shape[-1])).astype(float)
 
 
 def likelihood_at(program: Program, scene: Scene, values: Mapping[str, Any]) -> MatchedParts:
-    """The program's likelihood at some values of its latent sites; the others are drawn."""
+    """The program's likelihood at given values of latent sites; other sites are drawn."""
     no_match = {"match": np.eye(len(scene.points))}
     sites = _trace(program, scene, no_match | dict(values), jax.random.key(0))
     likelihood = sites["points"]["fn"] if "points" in sites else None
     if not isinstance(likelihood, MatchedParts):
         raise InputError(
-            f"the site 'points' of this program is a {type(likelihood).__name__}, wanted "
-            "MatchedParts, whose match can be summed out; edit the program"
+            "the site 'points' must be a MatchedParts, whose match can be summed out, got a "
+            f"{type(likelihood).__name__}; edit the program"
         )
     return likelihood
 
 
 def points_of(program: Program, scene: Scene) -> Float[np.ndarray, "N d"]:
-    """What the program observes at its site of points; it may have centred or scaled them."""
+    """The observed value of the site `points`, which the program may have centred or scaled."""
     sites = _trace(marginal(program), scene, {}, jax.random.key(0))
     return np.asarray(sites["points"]["value"])
 
@@ -132,7 +132,7 @@ def latent_supports(program: Program, scene: Scene) -> dict[str, tuple[Any, tupl
 
 
 def flat(draws: Draws) -> dict[str, np.ndarray]:
-    """Chains one after another: one leading axis in place of (chains, draws)."""
+    """Concatenate chains: one leading axis instead of (chains, draws)."""
     return {name: np.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in draws.items()}
 
 
@@ -145,7 +145,7 @@ def _trace(program: Program, scene: Scene, values: Mapping[str, Any], key: Array
 
 
 def _given(program: Program, values: Mapping[str, Any]) -> Program:
-    """The program at values of its latent sites; of what it computes itself none are taken."""
+    """Fix latent sites of a program; values of sites that it computes itself are ignored."""
 
     def value_of(site: dict[str, Any]) -> Any:
         latent = site["type"] == "sample" and not site["is_observed"]
@@ -168,7 +168,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
         return jnp.where(observed["present"], by_point, 0.0)
 
     def log_weight(own: Values, observed: Values, key: Array) -> Float[Array, ""]:
-        """Log probability of values of the discrete sites and of all data but the points."""
+        """Log probability of values of the discrete sites and all data other than the points."""
         sites = _trace(conditioned(marginal(program), own), Scene(**observed), {}, key)
         others = (s for n, s in sites.items() if n != "points" and s["type"] == "sample")
         return sum((log_prob_of(s) for s in others if s["is_observed"]), jnp.zeros(()))
@@ -184,7 +184,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
         latent = (s for s in sites.values() if s["type"] == "sample" and not s["is_observed"])
         likelihood = sites["points"]["fn"]
         matched = likelihood.matched if isinstance(likelihood, MarginalParts) else likelihood
-        pose = {"pose": matched.pose}  # a site of its own, or computed
+        pose = {"pose": matched.pose}  # whether it is a site or computed
         return pose | drawn | {site["name"]: site["value"] for site in latent}
 
     def replicated(values: Values, observed: Values, table: Table) -> Float[Array, "N d"]:
@@ -212,7 +212,7 @@ def _compiled(program: Program, what: str) -> Callable[..., Any]:
 def _in_blocks(
     function: Callable[..., Any], values: dict[str, Any], scene: Scene, table: Table | None = None
 ) -> Any:
-    """Call a function on all draws, a block of them at a time; the last block is padded."""
+    """Call a function on all draws, block by block; the last block is padded."""
     count = len(next(iter(values.values())))
     observed = {name: jnp.asarray(x) for name, x in scene.observed.items()}
     outputs = []

@@ -1,4 +1,4 @@
-"""From draws to a `Result`: what all sampling methods share."""
+"""Make a `Result` from the draws of a sampling method."""
 
 import functools
 from collections.abc import Callable
@@ -22,24 +22,24 @@ from models.program.sites import Program
 from models.scenes import Scene
 
 R_HAT = 1.05
-"""Chains whose largest R-hat is below this have converged."""
+"""Chains have converged if their largest R-hat is below this."""
 
-_BATCH = 64  # draws whose match is worked out together
+_BATCH = 64  # draws whose match is drawn together
 
 
 def recover_match(
     program: Program, scene: Scene, draws: dict[str, np.ndarray], key: Array
 ) -> tuple[Int[np.ndarray, "chains draws N"], Float[np.ndarray, "N N"]]:
-    """A match for each draw of the other sites, exactly, and the average match probabilities.
+    """Draw a match exactly for each draw of the other sites, and average the match probabilities.
 
-    The average is over the exact conditional probabilities of every draw (Rao-Blackwell), which
-    has a smaller error than the frequencies of the matches.
+    The average is over the exact conditional probabilities of all draws (Rao-Blackwell), which has
+    a smaller error than the frequencies of the drawn matches.
     """
     chains, count = next(iter(draws.values())).shape[:2]
     flat = {name: x.reshape(chains * count, *x.shape[2:]) for name, x in draws.items()}
     recover, observed = _recover(program), Scene(**scene.observed)
     found = []
-    for start in range(0, chains * count, _BATCH):  # all alike, so that one compilation serves
+    for start in range(0, chains * count, _BATCH):  # batches of one size compile once
         some = np.arange(start, start + _BATCH) % (chains * count)
         keys = jax.random.split(jax.random.fold_in(key, start), _BATCH)
         drawn = recover(observed, {name: x[some] for name, x in flat.items()}, keys)
@@ -54,7 +54,7 @@ def recover_match(
 def recover_discrete(
     program: Program, scene: Scene, draws: dict[str, np.ndarray], key: Array
 ) -> dict[str, np.ndarray]:
-    """All discrete sites for each draw of the continuous ones, exactly; matches come after it."""
+    """Draw all discrete sites but the match exactly, for each draw of the continuous sites."""
     table = possible_values(program, scene)
     if not table:
         return {}
@@ -67,7 +67,7 @@ def recover_discrete(
 def with_computed(
     program: Program, scene: Scene, draws: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The draws with what the program computes from them: `pose`, and deterministic sites."""
+    """Add the sites that the program computes from draws: `pose` and deterministic sites."""
     shape = draws["match"].shape[:2]
     found = computed(program, scene, flat(draws))
     return draws | {name: x.reshape(*shape, *x.shape[1:]) for name, x in found.items()}
@@ -96,13 +96,12 @@ def result_of_draws(
     converged: Any = None,
     **more: Any,
 ) -> Result:
-    """Moments of the draws and the most frequent partition.
+    """Make a result with the moments of the draws and the most frequent partition.
 
-    By default `converged` depends on the worst R-hat, of the log density `lp` and of the
-    poses after they were relabelled (`inference.posterior.relabel`), as `az.summary` has it. So
-    chains that sit in modes that are images of each other count as converged, and the poses of such
-    modes have to be brought to a common frame before they are averaged; chains in modes that are no
-    such images do not, though their log density may be the same.
+    By default `converged` depends on the worst R-hat, as in `az.summary`, of the log density `lp`
+    and of the relabelled poses (`inference.posterior.relabel`). So chains in modes that are images
+    of each other under a symmetry count as converged; their poses must be relabelled before they
+    are averaged. Chains in other modes do not, even if their log densities agree.
     """
     owner = owner_of(program, scene)
     pose = draws["pose"].reshape(-1, *draws["pose"].shape[2:])
@@ -134,7 +133,7 @@ def result_of_draws(
 
 
 def _discrete_details(name: str, drawn: Int[np.ndarray, "chains draws ..."]) -> dict[str, Any]:
-    """How often each entry of a site is positive, and the most frequent values of the site."""
+    """The frequency with which each entry of a site is positive, and its most frequent values."""
     values = drawn.reshape(-1, *drawn.shape[2:])
     distinct, counts = np.unique(values, axis=0, return_counts=True)
     return {
@@ -144,13 +143,13 @@ def _discrete_details(name: str, drawn: Int[np.ndarray, "chains draws ..."]) -> 
 
 
 def largest_r_hat(values: Float[np.ndarray, "chains draws *rest"]) -> float:
-    """Largest rank-normalised split R-hat; what all chains have the same value of counts as 1."""
-    if len(values) == 1:  # a chain alone is held against itself
+    """Largest rank-normalised split R-hat; a variable with a single value in all chains has 1."""
+    if len(values) == 1:  # compare the two halves of a single chain
         half = values.shape[1] // 2
         values = values[:, : 2 * half].reshape(2, half, *values.shape[2:])
     by_value = np.moveaxis(values.reshape(*values.shape[:2], -1), -1, 0)
     moving = [x for x in by_value if np.ptp(x) > 0]
-    with np.errstate(divide="ignore", invalid="ignore"):  # chains that each stand still
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains that are constant by themselves
         r_hats = np.array([1.0, *(rhat(x) for x in moving)])
     return float(np.nan_to_num(r_hats, nan=np.inf).max())
 
@@ -158,7 +157,7 @@ def largest_r_hat(values: Float[np.ndarray, "chains draws *rest"]) -> float:
 def _in_one_frame(
     program: Program, scene: Scene, draws: dict[str, np.ndarray], log_density: np.ndarray
 ) -> Float[np.ndarray, "chains draws K p"]:
-    """Poses relabelled to the frame of the most probable draw."""
+    """Poses, relabelled to the frame of the most probable draw."""
     best = np.unravel_index(log_density.argmax(), log_density.shape)
     values = {name: x[best] for name, x in draws.items() if name != "match"}
     frame = frame_at_match(program, scene, draws["match"][best], values)
@@ -171,9 +170,9 @@ def frequent_partition(
     present: Bool[np.ndarray, " N"],
     num_objects: int,
 ) -> Int[np.ndarray, " N"]:
-    """The partition that most draws have, whatever its objects are called in each of them.
+    """The most frequent partition of the draws, whatever the names of its objects in each draw.
 
-    Its own labels are those that most of these draws agree on.
+    Its labels are the most frequent ones among the draws with this partition.
     """
     labels = np.where(present, owner[match.reshape(-1, match.shape[-1])], -1)
     distinct, counts = np.unique(labels, axis=0, return_counts=True)

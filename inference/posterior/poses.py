@@ -1,9 +1,9 @@
 """Poses that a program computes from other sites, such as polar coordinates.
 
 A program may draw its poses at the site `pose`, or compute them: as `numpyro.deterministic`, under
-another name, by a reparameterisation. All that the likelihood needs is their value. What is known
-of a computed pose, such as where coordinate ascent found it, has to be translated into values of
-the sites that it is computed from: `latents_at` does that by least squares.
+another name, by a reparameterisation. The likelihood needs only their value. To begin chains at a
+known pose, such as one found by coordinate ascent, it has to be translated into values of the sites
+from which poses are computed; `latents_at` does this by least squares.
 """
 
 import functools
@@ -28,51 +28,51 @@ from models.scenes import Scene
 Observed = dict[str, Any]
 Values = dict[str, Array]
 
-_PROBES = 2  # prior draws at which it is seen what a pose depends on
-_STARTS = 4  # of least squares, for each chain
+_PROBES = 2  # prior draws at which the dependence of a pose on other sites is checked
+_STARTS = 4  # starts of least squares for each chain
 
 
 class Latents(NamedTuple):
-    """Where chains begin, for sites that poses are computed from."""
+    """Initial values of chains, for programs that compute their poses."""
 
     values: Values
-    """Of all latent sites, chains first."""
+    """Values of all latent sites, chains first."""
     covariance: Float[Array, "chains latents latents"]
-    """Of the unconstrained values of the sites of the pose, in the order of their names."""
+    """Covariance of the unconstrained values of the sites of the pose, in the order of names."""
 
 
 def pose_sites(program: Program, scene: Scene) -> tuple[str, ...]:
-    """Names of the latent sites that poses depend on, in order.
+    """Names of the latent sites on which poses depend, in order.
 
-    ("pose",) where the likelihood takes the value of the site `pose` as it is. A site of that name
-    whose value is changed on its way to the likelihood is refused, because draws and results have
-    one `pose`, the likelihood's.
+    This is ("pose",) if the likelihood takes the value of the site `pose` as it is. It is an error
+    if the program changes that value first, because draws and results have only one `pose`, that of
+    the likelihood.
     """
     keys = jax.random.split(jax.random.key(0), _PROBES)
     same, depends = jax.tree.map(np.asarray, _dependence(program)(keys, scene.observed))
     if same is not None and not same.all():
         raise InputError(
-            "site 'pose': the likelihood gets another pose than the value of this site; give the "
-            "site another name, so that 'pose' can stand for what the likelihood gets"
+            "site 'pose': the likelihood gets another pose than the value of this site; rename the "
+            "site, because 'pose' stands for the pose of the likelihood"
         )
     return ("pose",) if same is not None else tuple(n for n in sorted(depends) if depends[n].any())
 
 
 def is_site(program: Program, scene: Scene) -> bool:
-    """Whether the pose is a site of its own, at which densities can be evaluated."""
+    """Whether the pose is a latent site, so that densities can be evaluated at given poses."""
     return pose_sites(program, scene) == ("pose",)
 
 
 def prior_draws(
     program: Program, observed: Observed, key: Array, count: int, given: Values | None = None
 ) -> Values:
-    """Draws of all latent sites but the match, of some of them with the values that are given."""
+    """Prior draws of all latent sites other than the match, with some sites fixed by `given`."""
     return _prior_draws(program)(jax.random.split(key, count), observed, given or {})
 
 
 @functools.lru_cache(maxsize=32)
 def _prior_draws(program: Program) -> Callable[[Array, Observed, Values], Values]:
-    """Compiled once for each program and shape of its scenes."""
+    """A sampler, compiled once for each program and shape of scene."""
     draw = functools.partial(_prior_draw, program)
     return jax.jit(jax.vmap(draw, in_axes=(0, None, None)))
 
@@ -96,16 +96,16 @@ def latents_at(
     target: Float[Array, "chains K p"],
     covariance: Float[Array, "chains K p p"],
 ) -> Latents:
-    """For each chain latents whose poses are as near to a target as the prior lets them be.
+    """For each chain, find latent values whose poses are close to a target pose.
 
-    Least squares in the unconstrained values of the sites that poses depend on: the distance to the
-    target in its own covariance, and that to the prior in its mean and variances. It starts from
-    the prior draws whose poses are the nearest. Other sites stay where they are, and a chain for
-    which no start ends in finite numbers keeps the values that it had.
+    Solves a least-squares problem in the unconstrained values of the sites on which poses depend.
+    The cost is the squared distance to the target pose in units of its covariance, plus that to the
+    prior mean in units of the prior standard deviations. Starts are the prior draws of least cost.
+    Other sites keep their values, and so does a chain if no start ends in finite numbers.
 
     Args:
-        names: the sites that poses depend on.
-        values: of all latent sites, one for each chain.
+        names: the sites on which poses depend.
+        values: values of all latent sites, one for each chain.
         prior: draws of all latent sites.
     """
     maps = _maps(program, names)
@@ -143,12 +143,12 @@ def latents_at(
 def num_latents(
     program: Program, observed: Observed, names: tuple[str, ...], values: Values
 ) -> int:
-    """How many unconstrained numbers the named sites have."""
+    """Number of unconstrained values of the named sites."""
     return _maps(program, names).flat(values, observed).shape[-1]
 
 
 class _Maps(NamedTuple):
-    """Between values of sites, flat unconstrained values of those of the pose, and poses."""
+    """Maps between site values, flat unconstrained values of the sites of the pose, and poses."""
 
     flat: Callable[[Values, Observed], Float[Array, "draws latents"]]
     values: Callable[[Float[Array, " latents"], Values, Observed], Values]
@@ -158,7 +158,7 @@ class _Maps(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def _maps(program: Program, names: tuple[str, ...]) -> _Maps:
-    """Compiled once for each program and shape of its scenes."""
+    """The maps, compiled once for each program and shape of scene."""
 
     def unconstrained(values: Values, observed: Observed) -> Values:
         given = conditioned(marginal(program), discrete(values))
@@ -191,7 +191,7 @@ def _maps(program: Program, names: tuple[str, ...]) -> _Maps:
 def _dependence(
     program: Program,
 ) -> Callable[..., tuple[Bool[Array, " probes"] | None, Mapping[str, Bool[Array, " probes"]]]]:
-    """Whether poses are the site `pose` (None without one), and which sites they change with."""
+    """Test whether poses are the site `pose` (None without one), and on which sites they depend."""
 
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, None))

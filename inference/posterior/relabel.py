@@ -1,10 +1,10 @@
-"""Relabelling: draws of a symmetric posterior in one common frame.
+"""Relabelling: bring draws of a symmetric posterior into one common frame.
 
-A sampler may give the square on the left the name "square 1" in one chain and "square 2" in the
-next, and turn it by 90 degrees: equally true, but averages over such draws mean nothing, and R-hat
-rightly says that the chains differ. Each draw is mapped by that element of the program's symmetry
-group (`inference.posterior.symmetry`) which makes it the most probable under a reference, a Normal
-for each object; the match is renamed with it. What differs after that is not a matter of names.
+A sampler may call the square on the left "square 1" in one chain and "square 2" in the next, or
+turn it by 90 degrees. All are equally true, but averages over such draws mean nothing, and R-hat is
+large. So each draw is mapped by the element of the program's symmetry group
+(`inference.posterior.symmetry`) that makes it the most probable under a reference, a Normal for
+each object, and the match is renamed accordingly. The remaining differences are real.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from models.scenes import Scene
 
 
 class Frame(NamedTuple):
-    """Where each object is, and how surely: a Normal for each pose."""
+    """A reference for relabelling: a Normal for the pose of each object."""
 
     mean: Float[np.ndarray, "K p"]
     covariance: Float[np.ndarray, "K p p"]
@@ -39,7 +39,7 @@ class Frame(NamedTuple):
     def log_density(
         self, k: int, pose: Float[np.ndarray, "draws p"]
     ) -> Float[np.ndarray, " draws"]:
-        """Of poses as poses of object k."""
+        """Log density of poses under the Normal of object k."""
         factor = np.linalg.cholesky(self.covariance[k])
         scaled = np.linalg.solve(factor, (pose - self.mean[k]).T)
         log_det = 2 * np.log(np.diag(factor)).sum()
@@ -47,33 +47,33 @@ class Frame(NamedTuple):
 
 
 class Renaming(NamedTuple):
-    """For each draw the element of the group that takes it to the frame."""
+    """For each draw, the element of the symmetry group that takes it to the frame."""
 
     pose: Float[np.ndarray, "draws K p"]
     """The renamed poses."""
     part: Int[np.ndarray, "draws N"]
-    """The new number of each part."""
+    """The new index of each part."""
     object: Int[np.ndarray, "draws K"]
-    """The new number of each object."""
+    """The new index of each object."""
 
 
 def frame_of(program: Program, result: Result) -> Frame:
-    """A frame from a result: q itself, or the poses that go with one good match.
+    """The frame of a result: q itself, or the poses given one good match.
 
-    Of a variational result it is q(Y). An exact result has its moments averaged over all copies of
-    a mode, so the frame is taken at its best match, and that of a sampler at the match of its most
-    probable draw.
+    For a variational result it is q(Y). The moments of an exact result are averages over all copies
+    of a mode, so the frame is that of its best match. For a sampler it is that of the match of the
+    most probable draw.
     """
     if result.is_batch:
-        raise InputError("a frame is for one scene, got a result for a batch; use result.take(i)")
+        raise InputError("a frame requires one scene, got a result for a batch; use result.take(i)")
     if result.best_match is not None:
         return frame_at_match(program, result.scene, result.best_match, result.conditions)
     if result.elbo is not None:
         return Frame(result.pose_mean, result.pose_covariance)
     if result.draws is None:
         raise InputError(
-            f"the method {result.method!r} says nothing of the poses to relabel by; give a result "
-            "of ds, svi, exact, nuts or gibbs as the reference"
+            f"a result of the method {result.method!r} cannot be a reference for relabelling; give "
+            "a result of ds, svi, exact, nuts or gibbs"
         )
     drawn = flat(result.draws)
     best = int(np.argmax(log_joint(program, result.scene, drawn)))
@@ -84,18 +84,18 @@ def frame_of(program: Program, result: Result) -> Frame:
 def frame_at_match(
     program: Program, scene: Scene, match: Int[np.ndarray, " N"], values: dict[str, Any]
 ) -> Frame:
-    """The frame that goes with the part of each row; `frames_at` for one match."""
+    """`frames_at` for a single match."""
     return frames_at(program, scene, match[None], values)[0]
 
 
 def frames_at(
     program: Program, scene: Scene, matches: Int[np.ndarray, "matches N"], values: dict[str, Any]
 ) -> list[Frame]:
-    """For each match the Normal of each pose given it, the pose prior taken as a Normal.
+    """The Normals of the poses given each match, with the pose prior approximated by a Normal.
 
     Args:
         matches: the part of each row, -1 for none.
-        values: of other latent sites, such as the precision.
+        values: values of other latent sites, such as the precision.
     """
     prior = marginal_prior_draws(program, scene, jax.random.key(0))["pose"]
     mean = prior.mean(axis=0)
@@ -106,7 +106,7 @@ def frames_at(
     parts = likelihood.parts
     F, mask = np.asarray(parts.F), np.asarray(parts.feature_mask)
     counted = np.asarray(likelihood.seen)[:, None] & mask
-    weight = counted / np.asarray(likelihood.noise_variance)  # of each row as each part
+    weight = counted / np.asarray(likelihood.noise_variance)  # for each row as each part
     centred = points_of(program, scene)[:, None] - np.asarray(parts.offset)
     certainty = np.einsum("ndp,mnd,ndq->mnpq", F, weight, F)
     votes = np.einsum("ndp,mnd,mnd->mnp", F, weight, centred)
@@ -121,7 +121,7 @@ def frames_at(
 
 
 def rename(symmetry: Symmetry, frame: Frame, pose: Float[np.ndarray, "draws K p"]) -> Renaming:
-    """For each draw the renaming under which it is the most probable in the frame."""
+    """For each draw, find the renaming under which it is the most probable in the frame."""
     count, num_objects, _ = pose.shape
     score = np.full((count, num_objects, num_objects), -np.inf)
     best_turn = np.zeros((count, num_objects, num_objects), int)
@@ -129,7 +129,7 @@ def rename(symmetry: Symmetry, frame: Frame, pose: Float[np.ndarray, "draws K p"
         scores = np.stack([frame.log_density(target, turn(pose[:, source])) for turn in turns])
         best_turn[:, source, target] = _first_largest(scores)
         score[:, source, target] = scores.max(axis=0)
-    score += 1e-6 * np.eye(num_objects)  # no swap without need
+    score += 1e-6 * np.eye(num_objects)  # break ties in favour of no swap
     forbidden = np.nanmin(np.where(np.isfinite(score), score, np.nan)) - 1.0
     score = np.where(np.isfinite(score), score, num_objects * min(forbidden, -1.0) * 2)
     target_of = np.stack([linear_sum_assignment(s, maximize=True)[1] for s in score])
@@ -146,7 +146,7 @@ def rename(symmetry: Symmetry, frame: Frame, pose: Float[np.ndarray, "draws K p"
 
 
 def relabel(symmetry: Symmetry, frame: Frame, draws: Draws) -> dict[str, np.ndarray]:
-    """Draws by site, (chains, draws, ...), with poses and matches in the frame."""
+    """Relabel draws by site, (chains, draws, ...), to a frame."""
     pose, match = np.asarray(draws["pose"]), np.asarray(draws["match"])
     renaming = rename(symmetry, frame, pose.reshape(-1, *pose.shape[2:]))
     old = match.reshape(-1, match.shape[-1])
@@ -156,7 +156,7 @@ def relabel(symmetry: Symmetry, frame: Frame, draws: Draws) -> dict[str, np.ndar
         "match": new.reshape(match.shape),
     }
     came_from = renaming.object.argsort(axis=1)
-    for name in sites_of_objects(draws):  # what an object has goes with it
+    for name in sites_of_objects(draws):  # values of an object move with it
         x = np.asarray(draws[name])
         own = x.reshape(-1, *x.shape[2:])
         renamed[name] = own[np.arange(len(own))[:, None], came_from].reshape(x.shape)
@@ -176,10 +176,10 @@ def sites_of_objects(draws: Draws) -> list[str]:
 
 
 def match_probs(draws: Draws) -> Float[np.ndarray, "N N"]:
-    """How often each row is each part."""
+    """The frequency with which each row is each part."""
     return match_matrix(np.asarray(draws["match"])).mean(axis=(0, 1))
 
 
 def _first_largest(scores: Float[np.ndarray, "turns draws"]) -> Int[np.ndarray, " draws"]:
-    """The first of the turns that is as good as any: the identity, where it makes no difference."""
+    """The first turn of the largest score, up to rounding; the identity comes first."""
     return (scores > scores.max(axis=0) - 1e-6).argmax(axis=0)

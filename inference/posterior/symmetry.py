@@ -1,14 +1,13 @@
-"""Symmetries of a program: changes of the poses that leave its density as it is.
+"""Symmetries of a program: changes of the poses that leave its density invariant.
 
-Two squares can be swapped, and one square can be turned by 90 degrees: with the match renamed to go
-with it, every point is explained as before. So the posterior of a scene with two squares has
-2 x 4 x 4 = 32 copies of each mode. `find` looks for all such changes: linear maps of poses that put
-the parts of one object where those of another (or its own) were, and under which the density of the
-program itself does not change, so an edited prior that breaks a symmetry is noticed.
+Two squares can be swapped, and a square can be turned by 90 degrees. With the match renamed
+accordingly, every point is explained as before, so the posterior of a scene with two squares has
+2 x 4 x 4 = 32 copies of each mode. `find` looks for all affine maps of poses that put the parts of
+one object where those of another (or its own) were. It keeps those under which the density of the
+program does not change, so an edited prior that breaks a symmetry is noticed.
 
-Where a program computes its poses from other sites, its density at a changed pose cannot be had by
-changing the pose. Then no symmetry is used: chains in modes that are images of each other count as
-different.
+If a program computes its poses from other sites, its density cannot be evaluated at a changed pose.
+No symmetry is used then, so chains in modes that are images of each other count as different.
 """
 
 import itertools
@@ -31,30 +30,30 @@ _PROBES = 2  # prior draws at which the density is compared
 
 
 class Turn(NamedTuple):
-    """Pose y of a source object and pose matrix y + shift of a target put their parts alike."""
+    """A source at pose y and a target at `matrix` y + `shift` have parts in the same places."""
 
     matrix: Float[np.ndarray, "p p"]
     shift: Float[np.ndarray, " p"]
     part: Int[np.ndarray, " n"]
-    """For each part of the source the part of the target that comes to lie in its place."""
+    """For each part of the source, the part of the target that is in the same place."""
 
     def __call__(self, pose: Float[np.ndarray, "*draws p"]) -> Float[np.ndarray, "*draws p"]:
         return pose @ self.matrix.T + self.shift
 
     @property
     def is_identity(self) -> bool:
-        """Whether it moves no pose."""
+        """Whether it leaves all poses as they are."""
         return np.array_equal(self.matrix, np.eye(len(self.shift))) and not self.shift.any()
 
     def inverse(self, pose: Float[np.ndarray, "*draws p"]) -> Float[np.ndarray, "*draws p"]:
-        """The poses that this turn takes to the given ones."""
+        """The poses that the turn maps to the given ones."""
         return np.linalg.solve(self.matrix, (pose - self.shift)[..., None])[..., 0]
 
 
 class Symmetry(NamedTuple):
-    """All turns between objects: `turns[source, target]`; of an object to itself, identity first.
+    """All turns between objects, `turns[source, target]`; from an object to itself, identity first.
 
-    The whole group is every permutation of objects of one kind with any turns.
+    The group consists of all permutations of objects of one kind, combined with any turns.
     """
 
     turns: dict[tuple[int, int], tuple[Turn, ...]]
@@ -62,19 +61,19 @@ class Symmetry(NamedTuple):
 
     @property
     def kinds(self) -> Int[np.ndarray, " K"]:
-        """For each object the first one that it can be swapped with."""
+        """For each object, the first one with which it can be swapped."""
         return np.array(
             [min(j for j in range(self.num_objects) if (k, j) in self.turns) for k in self._all]
         )
 
     @property
     def num_objects(self) -> int:
-        """How many objects there are, K."""
-        return 1 + max(source for source, _ in self.turns)  # each turns into itself
+        """Number of objects, K."""
+        return 1 + max(source for source, _ in self.turns)  # each has its identity
 
     @property
     def order(self) -> int:
-        """How many elements the group has: copies of each mode of a posterior."""
+        """Number of elements of the group, which is that of copies of each posterior mode."""
         swaps = math.prod(math.factorial(int(n)) for n in np.bincount(self.kinds))
         return swaps * math.prod(len(self.turns[k, k]) for k in self._all)
 
@@ -84,7 +83,7 @@ class Symmetry(NamedTuple):
 
 
 def find(program: Program, scene: Scene) -> Symmetry:
-    """The symmetries of a program at a scene."""
+    """Find the symmetries of a program at a scene."""
     parts = likelihood_at(program, scene, {}).parts
     parts = jax.tree.map(np.asarray, parts)
     candidates = [
@@ -94,7 +93,7 @@ def find(program: Program, scene: Scene) -> Symmetry:
         for turn in _template_turns(parts, source, target)
     ]
     if is_site(program, scene):
-        kept = _that_keep_the_density(program, scene, candidates)
+        kept = _density_preserving(program, scene, candidates)
     else:
         kept = [(j, k, turn) for j, k, turn in candidates if j == k and turn.is_identity]
     turns: dict[tuple[int, int], list[Turn]] = {}
@@ -111,10 +110,10 @@ def find(program: Program, scene: Scene) -> Symmetry:
 
 
 def _template_turns(parts: Parts, source: int, target: int) -> Iterator[Turn]:
-    """Every affine map of poses under which two templates put the same parts in the same places.
+    """All affine maps of poses under which two templates have the same parts in the same places.
 
-    A few parts of the target fix the map: they are laid on every choice of parts of the source, and
-    a map that so arises is one if all other parts find their place too.
+    A few parts of the target, a basis, determine the map. They are put on every choice of parts of
+    the source, and the resulting map is kept if all other parts have a counterpart too.
     """
     first, second = (_template(parts, k) for k in (source, target))
     if first.places.shape != second.places.shape:
@@ -131,7 +130,7 @@ def _template_turns(parts: Parts, source: int, target: int) -> Iterator[Turn]:
         matrix = inverse @ first.F[laid_on].reshape(-1, pose_dim)
         shift = inverse @ (first.offset[laid_on] - second.offset[basis]).ravel()
         if tuple(laid_on) == tuple(identity[basis]) and np.allclose(first.places, second.places):
-            matrix, shift = np.eye(pose_dim), np.zeros(pose_dim)  # also where the basis falls short
+            matrix, shift = np.eye(pose_dim), np.zeros(pose_dim)  # even if the basis is deficient
         moved = second.moved(matrix, shift)
         gaps = np.abs(first.places[:, None] - moved[None]).max(axis=-1)
         part = gaps.argmin(axis=1)
@@ -146,7 +145,7 @@ class _Template(NamedTuple):
     F: Float[np.ndarray, "n d p"]
     offset: Float[np.ndarray, "n d"]
     kind: Float[np.ndarray, "n f"]
-    """What else tells parts apart: noise, type, which features count."""
+    """Further properties that distinguish parts: noise, type, which features they have."""
 
     @property
     def places(self) -> Float[np.ndarray, "n f"]:
@@ -155,7 +154,7 @@ class _Template(NamedTuple):
     def moved(
         self, matrix: Float[np.ndarray, "p p"], shift: Float[np.ndarray, " p"]
     ) -> Float[np.ndarray, "n f"]:
-        """The places as functions of the source's pose."""
+        """The places as functions of the pose of the source."""
         return self._replace(F=self.F @ matrix, offset=self.F @ shift + self.offset).places
 
 
@@ -169,7 +168,7 @@ def _template(parts: Parts, k: int) -> _Template:
 
 
 def _basis(F: Float[np.ndarray, "n d p"]) -> list[int]:
-    """The fewest parts, taken in order, whose places say all that the places of all parts do."""
+    """The first parts, in order, whose places determine the places of all parts."""
     rank = np.linalg.matrix_rank
     basis: list[int] = []
     for n in range(len(F)):
@@ -179,13 +178,13 @@ def _basis(F: Float[np.ndarray, "n d p"]) -> list[int]:
     return basis
 
 
-def _that_keep_the_density(
+def _density_preserving(
     program: Program, scene: Scene, candidates: list[tuple[int, int, Turn]]
 ) -> list[tuple[int, int, Turn]]:
-    """Those under which the program's own density is the same at some draws of its prior."""
+    """Keep the turns that do not change the program's density at some prior draws."""
     draws = marginal_prior_draws(program, scene, jax.random.key(0), num_samples=_PROBES)
     for name in discrete_sites(program, scene):
-        draws.pop(name)  # a swap of objects may change it, so the density is summed over it
+        draws.pop(name)  # a swap of objects may change the site, so it is summed out
     poses = [draws["pose"]]
     for source, target, turn in candidates:
         pose = draws["pose"].copy()

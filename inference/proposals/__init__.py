@@ -1,1 +1,1 @@
-"""Where objects could be: hypotheses from few points, starts, covers of a scene."""
+"""Proposals for inference: candidate objects, parses of a scene, and starts."""

@@ -1,12 +1,12 @@
 """Candidate objects: sets of points on the parts of each kind of object, with scores.
 
-A basis of an object's parts, put on a tuple of points, fixes its pose. The pose predicts the other
-parts, and each part is matched to the nearest point within a gate, if there is one. The pose is
-then refitted to the matched points, and they are matched again. A candidate's score is the log
-marginal likelihood of its points on its parts, pose integrated out: the number that exact inference
-sums over.
+A hypothesis puts a basis of an object's parts on a tuple of points, which fixes the pose. The pose
+predicts the other parts, and each part is matched to the nearest point within a gate, if there is
+one. The pose is then refitted to the matched points, and they are matched again. A candidate's
+score is the log marginal likelihood of its points on its parts with the pose integrated out, a term
+of the sum of exact inference.
 
-One scene at a time, to be mapped over a batch. Hypotheses are the last axis.
+Functions treat one scene and are mapped over a batch. Hypotheses are the last axis.
 """
 
 import functools
@@ -32,11 +32,11 @@ from models.program.reading import LinearGaussianModel
 from models.templates import Parts
 
 TIGHT = 1e-6
-"""Variance of the noise that the first gate is made for, whatever that of the program is."""
+"""Largest noise variance of the first gate, even if that of the program is larger."""
 
 MAX_JUDGED = 1 << 12
-"""Hypotheses of a kind that are judged closely where the gate is tight; of more, the most promising
-ones."""
+"""Largest number of hypotheses of a kind that are evaluated for a tight gate. If there are more,
+the most promising ones are."""
 
 
 class Candidates(NamedTuple):
@@ -45,9 +45,9 @@ class Candidates(NamedTuple):
     match: Int[Array, "kinds most C"]
     """The point of each part, -1 for none."""
     score: Float[Array, "kinds C"]
-    """log p(points on those parts); -inf where there is no such candidate."""
+    """log p(points on these parts); -inf for an empty entry."""
     misfit: Float[Array, "kinds C"]
-    """Half the squared distances of points from where their parts are, in units of the noise."""
+    """Half the sum of squared residuals of the points, in units of the noise."""
 
 
 def find(
@@ -60,14 +60,15 @@ def find(
     *,
     tight: bool = True,
 ) -> Candidates:
-    """The best candidates of every kind, each with and without any one of its points.
+    """Find the best candidates of every kind, including those with one point left out.
 
     Args:
         gate: noise variance, per feature and part, that defines the gate.
-        worth: what it is worth that a point is a part, before where the part is counts.
-        count: candidates of each kind, before points are left out.
-        judged: hypotheses of each kind that are judged closely; of more, the most promising ones.
-        tight: match parts to points within a gate; else wherever it is worth more than not to.
+        worth: value of each point as each part, before the density at its place is added.
+        count: number of candidates of each kind, before points are left out.
+        judged: largest number of hypotheses of each kind that are evaluated.
+        tight: match a part to the nearest point within the gate; otherwise to the point whose
+            `worth` exceeds its misfit the most.
     """
     tuples = tuples_of_points(len(model.points), plan.fewest)
     of_kind = functools.partial(
@@ -99,7 +100,7 @@ def _of_kind(
     worth = worth[:, members]
     near = functools.partial(_nearest, model, parts, allowed, None if tight else worth)
 
-    # Hypotheses: every tuple of points as every basis.
+    # Hypotheses: every tuple of points on every basis.
     frames = frames_of(model, parts, gate[members], k, basis)
     whole = (model.seen[:, None] | ~parts.feature_mask).all(axis=-1) & allowed
     sound = whole[tuples[None], basis[:, None]].all(axis=-1) & basis_valid[:, None]
@@ -137,10 +138,10 @@ def _value(
     match: Int[Array, "most H"],
     worth: Float[Array, "N most"],
 ) -> Float[Array, " H"]:
-    """About the score of each hypothesis, relative to points that are each explained alone.
+    """Approximate score of each hypothesis, relative to explaining each point alone.
 
-    Given the basis, the other points count as independent. The noise is that of the program or of
-    the gate, whichever is less.
+    The other points are treated as independent given the basis. The noise is the smaller of that of
+    the program and that of the gate.
     """
     counted = model.seen[match] & parts.feature_mask[:, None]  # (most, H, d)
     residual = jnp.moveaxis(model.points[match], -1, 1) - put.predicted
@@ -183,7 +184,7 @@ def _nearest(
 ) -> Int[Array, "most H"]:
     """The point matched to each part, -1 for none; basis points stay fixed.
 
-    A point is matched within the gate or, given what it is worth, where that exceeds its misfit.
+    A point is matched if it is within the gate or, with `worth`, if its worth exceeds its misfit.
     """
     weight = parts.feature_mask[..., None] / spread
     seen = model.seen[:, None] & parts.feature_mask  # (N, most, d)
@@ -202,7 +203,7 @@ def _nearest(
     closest = largest(slack, axis=0)
     match = jnp.where(fixed >= 0, fixed, jnp.argmax(slack, axis=0))
     closest = jnp.where(fixed >= 0, jnp.inf, closest)
-    # A point that two parts would have goes to the one that it is closer to.
+    # A point that is nearest to two parts goes to the closer one.
     rival = match[:, None] == match[None]
     first = np.tri(len(match), k=-1, dtype=bool)[..., None]
     closer = (closest[None] > closest[:, None]) | ((closest[None] == closest[:, None]) & first)
@@ -213,12 +214,12 @@ def _nearest(
 def _best_sets(
     match: Int[Array, "most H"], value: Float[Array, " H"], num_points: int, count: int
 ) -> tuple[Int[Array, "most C"], Float[Array, " C"], Int[Array, " C"]]:
-    """The matches of the highest value, the best of each set of points; values and numbers."""
-    codes = np.random.default_rng(0).integers(1 << 30, size=num_points)  # equal sums: equal sets
+    """The matches of the highest value, one per set of points, with their values and indices."""
+    codes = np.random.default_rng(0).integers(1 << 30, size=num_points)  # a hash of sets, by sums
     value, best = best_few(value, min(8 * count, len(value)))
     match = match[:, best]
     code = jnp.where(match >= 0, jnp.asarray(codes)[match], 0).sum(axis=0)
-    order = jnp.argsort(code, stable=True)  # of equal sets the best comes first
+    order = jnp.argsort(code, stable=True)  # among equal sets the best comes first
     again = jnp.append(False, code[order][1:] == code[order][:-1])
     value = value.at[order].set(jnp.where(again, -jnp.inf, value[order]))
     value, kept = best_few(value, min(count, len(value)))
@@ -226,9 +227,9 @@ def _best_sets(
 
 
 def best_few(value: Float[Array, " H"], count: int) -> tuple[Float[Array, " C"], Int[Array, " C"]]:
-    """The largest values, and their numbers.
+    """The largest values and their indices.
 
-    Compared as 32-bit numbers, relative to the largest: XLA is some twenty times as fast with them.
+    They are compared in 32 bits, relative to the largest, which makes XLA some 20 times as fast.
     """
     below = value - jnp.maximum(value.max(), -1e30)
     _, best = jax.lax.top_k(below.astype(jnp.float32), count)
@@ -241,9 +242,9 @@ def log_marginal(
     members: Int[Array, " most"],
     match: Int[Array, "most C"],
 ) -> tuple[Float[Array, " C"], Float[Array, " C"]]:
-    """log p(points on the parts of object k), its pose integrated out, and the misfit.
+    """log p(points on the parts of object k) with its pose integrated out, and the misfit.
 
-    The features are observed one after another, as in `exact.permutations.object_grid`.
+    Conditions on one feature after another, as in `exact.permutations.object_grid`.
     """
     parts = jax.tree.map(lambda x: jnp.asarray(x)[members], model.parts)
     counted = parts.feature_mask[:, None] & model.seen[match] & (match >= 0)[..., None]

@@ -39,7 +39,7 @@ MAX_SWAPS = 8
 """Largest number of relabellings of identical objects that the search allows for."""
 
 Search = Callable[[list[LinearGaussianModel], AnyArray, AnyArray, float], Parses]
-"""From the pieces of scenes at each state, the log prior of the states, an order of the rows with
+"""Takes the pieces of scenes at each state, the log prior of the states, an order of the rows with
 points first, and the gate."""
 
 
@@ -96,11 +96,11 @@ def _search(
     states: tuple[int, ...],
     whole: bool,
 ) -> Search:
-    """Compiled once for each number of points.
+    """The search, compiled once for each number of points.
 
     Args:
-        twin: for each object the first one that differs in nothing.
-        states: those in which objects may have points.
+        twin: for each object, the first one that is identical to it.
+        states: the states in which objects may have points.
     """
     plan = exact_plan(skeleton, num_points)
     num_objects = plan.num_objects
@@ -165,7 +165,7 @@ def _search(
 def _odds(
     models: list[LinearGaussianModel], log_prior: Array, owner: np.ndarray, width: int
 ) -> Odds:
-    """The odds of every scene, with the axis of scenes last."""
+    """The odds of every scene, with the scene axis last."""
     axes = jax.tree.map(lambda x: -1 if x.shape[-1] == width else None, tuple(models))
     single = jax.tree.map(lambda x: x if x.shape[-1] == width else x[..., 0], tuple(models))
     of_scene = functools.partial(odds, log_prior=log_prior, owner=owner, outside=0.0, lack=0.0)
@@ -175,11 +175,11 @@ def _odds(
 def _weights(
     model: LinearGaussianModel, odds: Odds, plan: Plan, k: int, s: int, lack: float, width: int
 ) -> Float[Array, "cells scenes"]:
-    """Log weight of every placement on object k, or on the background, in state s."""
+    """Log weight of every placement on object k in state s, or on the background."""
     is_object = k < plan.num_objects
     unmet = jnp.full((1, len(plan.owner), width), -lack if is_object else 0.0)
     pairs = jnp.concatenate([odds.pair[s, : plan.num_points], unmet])
-    rows = min(plan.num_points + 1, len(model.points))  # with no dummy row every part has a point
+    rows = min(plan.num_points + 1, len(model.points))  # without dummy rows all parts have points
     own = replace(model, points=model.points[:rows], match_logits=pairs[:rows])
     grid = object_grid(own, k, plan.parts[k], plan.placed[k], plan.num_points)
     return flat(grid) + (odds.state[s, k] if is_object else 0.0)

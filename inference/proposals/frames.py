@@ -1,6 +1,6 @@
-"""What a few points say of an object: tuples of points, put on a basis of its parts.
+"""Predict an object from a few points: tuples of points are put on a basis of its parts.
 
-One scene at a time, to be mapped over a batch. Hypotheses are the last axis.
+Functions treat one scene and are mapped over a batch. Hypotheses are the last axis.
 """
 
 from typing import NamedTuple
@@ -16,25 +16,25 @@ from models.program.reading import LinearGaussianModel
 from models.templates import Parts
 
 OUTSIDE = 1e-6
-"""Share of a part's own points that a gate shuts out."""
+"""Probability that a gate excludes the point of a part."""
 
 CELLS, AROUND = 512, 4
-"""Cells of the table of the plane along each side, and around a point, where it is near."""
+"""Cells along each side of the table of the plane, and the radius in cells of a neighbourhood."""
 
 
 class Frames(NamedTuple):
-    """For each basis what its points say of all parts; the pose's mean is linear in them."""
+    """For each basis, the predicted place of all parts, which is linear in the basis points."""
 
     linear: Float[Array, "bases most d size d"]
     at_zero: Float[Array, "bases most d"]
-    """Where the parts are when the points of the basis are at the origin."""
+    """Places of the parts if the points of the basis are at the origin."""
     spread: Float[Array, "bases most d"]
-    """How variable a part is given the basis, with the noise that the gate is made for."""
+    """Predictive variance of a part given the basis, with the noise of the gate."""
     variance: Float[Array, "bases most d"]
-    """The same with the noise of the program, where that is less: points within a tight gate show
-    that an object is there, however much noise the program allows for."""
+    """The same with the smaller of the noise of the gate and that of the program. Points within a
+    tight gate are evidence for an object even if the program allows much noise."""
     mean: Float[Array, "bases size d"]
-    """Where the basis is before it is seen, and the density of that."""
+    """Prior mean of the basis points; the next fields give their prior density."""
     inverse: Float[Array, "bases size*d size*d"]
     log_det: Float[Array, " bases"]
     counted: Float[Array, "bases size d"]
@@ -80,14 +80,14 @@ def frames_of(
 
 
 class Put(NamedTuple):
-    """Tuples of points as bases; hypotheses last."""
+    """Tuples of points that were put on bases; hypotheses last."""
 
     predicted: Float[Array, "most d H"]
-    """Where the parts are."""
+    """Predicted places of the parts."""
     spread: Float[Array, "most d H"]
-    """How variable that is, with the noise that the gate is made for."""
+    """Their predictive variance with the noise of the gate."""
     variance: Float[Array, "most d H"]
-    """The same with the noise of the program, where that is less."""
+    """The same with the smaller of the noise of the gate and that of the program."""
     log_basis: Float[Array, " H"]
     """log p(points of the basis)."""
     fixed: Int[Array, "most H"]
@@ -102,7 +102,7 @@ def put_on(
     which: Int[Array, " H"],
     tuples: Int[Array, "H size"],
 ) -> Put:
-    """Tuples of points, each on the basis that `which` says."""
+    """Put each tuple of points on the basis with the index `which`."""
     own = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1)[..., which], frames)
     points = jnp.moveaxis(model.points[tuples], 0, -1)  # (size, d, H)
     size, features = points.shape[:2]
@@ -127,10 +127,10 @@ def promising(
     sound: Bool[Array, "bases tuples"],
     judged: int,
 ) -> Int[Array, " judged"]:
-    """The hypotheses of which most other parts are near some point, by a table of the plane.
+    """The hypotheses with the most predicted parts near some point.
 
-    Geometric hashing, as the paper remarks: to look a place up takes no longer where points are
-    many. Of places only the first two features are looked at.
+    Uses geometric hashing, which the paper suggests: a table of the plane, in which the time of a
+    lookup does not depend on the number of points. Only the first two features are used.
     """
     seen = model.seen[:, :2].all(axis=1)
     points = model.points[:, :2]
@@ -144,7 +144,7 @@ def promising(
         inside = ((across >= 0) & (across < CELLS)).all(axis=-1)
         return across[..., 0] * CELLS + across[..., 1], inside
 
-    # The table: how far, in cells, the middle of each cell is from the nearest point.
+    # The table: distance, in cells, of the middle of each cell from the nearest point.
     steps = np.stack(np.meshgrid(*[np.arange(-AROUND, AROUND + 1)] * 2), axis=-1).reshape(-1, 2)
     corner = jnp.floor((points - low) / cell)
     apart = corner[:, None] + steps + 0.5 - ((points - low) / cell)[:, None]

@@ -1,6 +1,6 @@
-"""Parses of large scenes: candidate objects, and the best sets of them that share no point.
+"""Parses of large scenes: find candidate objects, and the best sets of them that share no point.
 
-The gate starts tight, and is widened while points stay unexplained or fit badly.
+The gate starts tight and is widened while points stay unexplained or fit badly.
 """
 
 import functools
@@ -41,22 +41,22 @@ from models.program.batches import Reading, with_points
 from models.program.reading import LinearGaussianModel
 
 MANY_OBJECTS = 16
-"""Beyond which gates stay narrow, and what is left over is searched again by itself."""
+"""With more objects, gates stay narrow and points that are not well placed are searched again."""
 
 MANY_PARTS = 32
-"""Parts of all objects beyond which only the most promising hypotheses are judged closely."""
+"""With more parts in total, only `MAX_JUDGED` hypotheses of a kind are evaluated at any gate."""
 
 ENTRIES = 1 << 13
 """Point-part pairs processed at a time, which bounds memory."""
 
 
 class Effort(NamedTuple):
-    """How far a search goes."""
+    """The extent of a search."""
 
     gate: float
     """Gate variance in units of the noise; zero for the noise capped at `TIGHT`."""
     candidates: int
-    """Of each kind, before points are left out; as many as there are parts, at least."""
+    """Candidates of each kind, before points are left out; at least the number of parts is used."""
 
 
 TIGHTEST = Effort(0.0, 8)
@@ -66,7 +66,7 @@ WIDEST = 25.0
 PRICED = tuple(Effort(gate, 128) for gate in (1.0, 4.0, WIDEST))
 
 MAX_ROUNDS = 30
-"""Prices that are tried, at most."""
+"""Largest number of rounds of column generation."""
 
 
 def passes(
@@ -76,7 +76,7 @@ def passes(
     num_points, num_scenes = readings[0].model.points.shape[::2]
     many = readings[0].skeleton.num_objects > MANY_OBJECTS
     plan = _Hashable(make_plan(readings, log_prior))
-    # Where parses are ranked by the density of the program, its noise is that of the only gate.
+    # If parses are ranked by the density of the program, the only priced gate is that of its noise.
     priced = PRICED if whole else PRICED[:1]
     for effort in (TIGHTEST, MANY) if many else (TIGHTEST, *priced):
         compiled = _search(plan, effort, with_points(readings), whole, many)
@@ -93,7 +93,7 @@ Search = Callable[[list[LinearGaussianModel], Float[np.ndarray, "S K"]], Parses]
 
 
 class _Hashable:
-    """A plan that compiled code can be kept by."""
+    """A plan as a cache key for compiled code."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -112,11 +112,11 @@ class Found(NamedTuple):
 
     known: Odds
     candidates: Candidates
-    """In each of the states in which objects may have points."""
+    """Candidates in each of the states in which objects may have points."""
     gain: Float[AnyArray, "scenes K SC"]
     present: Bool[AnyArray, "scenes N"]
     whole: bool
-    """Whether whole objects are preferred; else an object may have any one point."""
+    """Whether whole objects are preferred; otherwise an object may have any single point."""
 
     def columns(self, i: int, plan: Plan, states: tuple[int, ...]) -> Columns:
         """The candidates of a scene as columns of a packing problem."""
@@ -132,7 +132,7 @@ class Found(NamedTuple):
         return columns if self.whole else columns.joined(self._single(i, plan))
 
     def _single(self, i: int, plan: Plan) -> Columns:
-        """Objects with one point each, on the part and in the state that like it best."""
+        """Objects with a single point, on the part and in the state of the largest weight."""
         groups, rows = np.unique(plan.twin), np.flatnonzero(self.present[i])
         group, row = (x.ravel() for x in np.meshgrid(np.arange(len(groups)), rows, indexing="ij"))
         parts = plan.members[groups]  # padded with parts of the same object
@@ -151,7 +151,7 @@ class Found(NamedTuple):
         )
 
     def points(self, i: int) -> Points:
-        """The points of a scene, and what it costs to leave them over."""
+        """The points of a scene, and the costs of leaving them over."""
         outside, lack = (float(x[i]) for x in (self.known.outside, self.known.lack))
         return Points(np.asarray(self.present[i]), outside, lack, self.whole)
 
@@ -185,7 +185,7 @@ def _finder(
         for s in states:
             gate = gate_of(models[s])
             worth = known.pair[s] + known.lack - (known.alone + price)[:, None]
-            # Through a wide gate many points are near, and a table of them tells little.
+            # With a wide gate many points are near, so the table of the plane tells little.
             few = effort.gate and len(plan.owner) <= MANY_PARTS
             number = 16 * MAX_JUDGED if few else MAX_JUDGED
             own = replace(judged[s], seen=judged[s].seen & among[:, None])
@@ -234,13 +234,13 @@ def _search(
         columns = [found.columns(i, plan, states) for i in range(len(every))]
         if effort in PRICED:
             (own,) = columns
-            if not whole:  # the same densities: what a tight gate shows counts, too
+            if not whole:  # densities do not depend on the gate: add candidates of the tight one
                 tight = candidates(free, every, _finder(hashable, TIGHTEST, states, whole))
                 own = own.joined(tight.columns(0, plan, states))
             columns = [_priced(own, candidates, found.points(0), plan, states)]
         parses = [_parses(own, found, i, plan) for i, own in enumerate(columns)]
         if many and any(own.left_over[0] for own in parses):
-            # Among few points an object with few points comes to light.
+            # Search the doubtful points again: among fewer points, small objects are found.
             sure = np.stack([well_placed(own.match[0], plan) for own in parses])
             more = candidates(free, every & ~sure)
             columns = [own.joined(more.columns(i, plan, states)) for i, own in enumerate(columns)]
@@ -257,11 +257,11 @@ def _priced(
     plan: Plan,
     states: tuple[int, ...],
 ) -> Columns:
-    """Column generation: candidates that are best at the prices of the points.
+    """Column generation: add the candidates that are best at the prices of the points.
 
-    Through a wide gate an object has thousands of candidates that are nearly as good as the best
-    one, most of which take points that other objects need. The prices say how much they need them.
-    Candidates that are worth more than their points change the prices, until there are none.
+    With a wide gate an object has thousands of candidates that are nearly as good as the best one,
+    and most take points that other objects need. The prices of points measure this need. Candidates
+    that gain more than their prices are added and prices updated, until there are none.
     """
     for _ in range(MAX_ROUNDS):
         price = relax(columns, points, plan)
@@ -277,7 +277,7 @@ def _parses(columns: Columns, found: Found, i: int, plan: Plan) -> Parses:
     """The best parses of a scene."""
     points = found.points(i)
     price = relax(columns, points, plan)
-    # Of many objects only the best parse is looked for: others differ in one of them.
+    # With many objects, look only for the best parse: the next ones differ in single objects.
     count = 1 if len(plan.kind) > MANY_OBJECTS else NUM_PARSES
     chosen = best_parses(columns, price, points, plan, count)
     num_objects, known = len(plan.kind), found.known
@@ -303,10 +303,10 @@ def _parses(columns: Columns, found: Found, i: int, plan: Plan) -> Parses:
 
 
 def over_scenes(function: Callable[..., Any], batched: int = 0) -> Callable[..., Any]:
-    """Compile a function of the pieces of one scene for a batch of them.
+    """Compile a function of the pieces of one scene for a batch of scenes.
 
     Args:
-        batched: how many of the further arguments have an axis of scenes, the first.
+        batched: number of the further arguments that have a leading scene axis; they come first.
     """
 
     @compiled

@@ -1,8 +1,8 @@
 """The best parse of a scene, and the poses given it: a point estimate of the match.
 
-The quickest answer, and a modest one: there is a single match, so nothing says how sure it is. The
-`elbo` is log p(points, match) with the poses integrated out. It is the ELBO of a q(Z) without
-doubt, and so a lower bound on the log evidence.
+This is the fastest method. It returns a single match, so it has no measure of uncertainty. The
+`elbo` is log p(points, match) with the poses integrated out. It is the ELBO of a q(Z) that puts all
+mass on this match, and so a lower bound on the log evidence.
 """
 
 import functools
@@ -36,27 +36,27 @@ from models.program.sites import Program
 from models.scenes import Scene
 
 WIDTHS = (1, 32, 512)
-"""Numbers of matches that are judged together; each is compiled."""
+"""Batch sizes for evaluating matches; each is compiled."""
 
-_IMPOSSIBLE = -1e9  # a log weight that is finite, as an assignment requires
+_IMPOSSIBLE = -1e9  # a finite log weight, because the assignment solver requires it
 
 
 @method
 def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) -> Result:
-    """Find the best parse of one scene, or of each of a batch.
+    """Find the best parse of one scene or of each scene of a batch.
 
-    It is the first that `inference.proposals` finds: the one of the highest density, but for a
-    program under which a missing part costs nothing, where objects that are whole go first. Where
-    the program leaves open which state each object has, such as present or absent, the match is
-    averaged over the states that were tried, each with its best parse, as in `cavi.run`; other
-    latent sites are summed or integrated over.
+    It is the first parse that `inference.proposals` finds: the one of the highest density or, if a
+    missing part costs nothing under the program, one that prefers whole objects. If the program has
+    unknown states of objects, such as present or absent, the match is averaged over the states that
+    were tried, each with its best parse, as in `cavi.run`. Other latent sites are summed or
+    integrated over.
 
-    `converged` says that the parse explains every point: each is a part of an object that the
-    search found, or clutter. A point that is neither is put where it is likeliest.
+    `converged` says that the parse explains every point as clutter or as a part of an object that
+    the search found. Any other point is put on its most probable free part.
 
     Args:
-        program: as for coordinate ascent.
-        progress_bar: show one, or call a function with (scenes done, scenes in all).
+        program: a program as for coordinate ascent.
+        progress_bar: show one, or call a function with (scenes done, scenes in total).
     """
     return solve_scenes(
         program,
@@ -70,7 +70,7 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
 
 
 def solver(progress_bar: bool | Report = False) -> Solve:
-    """What finds the best parses of the scenes of a problem."""
+    """A function that finds the best parses of the scenes of a problem."""
     report = reporter(progress_bar)
 
     def solve(problem: Problem, parses: Parses | None = None) -> Result:
@@ -78,7 +78,7 @@ def solver(progress_bar: bool | Report = False) -> Solve:
         match = completed(problem, np.asarray(parses.match[:, 0]))
         found = judged(problem, match)
         lost = np.flatnonzero(~np.isfinite(found.log_density))
-        if len(lost):  # where the best parse is impossible, points are likely by themselves
+        if len(lost):  # the best parse is impossible: place each point by itself
             some = problem.take(lost)
             match[lost] = completed(some, np.full_like(match[lost], -1))
             again = judged(some, match[lost])
@@ -106,19 +106,19 @@ def solver(progress_bar: bool | Report = False) -> Solve:
 
 
 class Judged(NamedTuple):
-    """What follows from a match."""
+    """Poses and log density given a match."""
 
     pose_mean: Float[AnyArray, "scenes K p"]
     pose_covariance: Float[AnyArray, "scenes K p p"]
     log_density: Float[AnyArray, " scenes"]
-    """log p(points, match), but for the constant of the problem."""
+    """log p(points, match), without the constant of the problem."""
 
 
 def completed(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Int[np.ndarray, "scenes N"]:
-    """The row of each part, given the point of each part or -1 for none.
+    """Complete a match: the row of each part, from the point of each part or -1 for none.
 
-    Rows that are left over go to the parts that are left where they are likeliest, each by itself,
-    given the objects. Dummy rows that are alike may go there in any order.
+    Remaining rows are assigned to remaining parts by their log density given the objects, each
+    point by itself. If only alike dummy rows remain, their order does not matter.
     """
     taken = (match[..., None] == np.arange(match.shape[-1])).any(axis=-2)
     order, free = (np.argsort(x, axis=-1, kind="stable") for x in (match >= 0, taken))
@@ -139,7 +139,7 @@ def completed(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Int[np.nd
 
 
 def judged(problem: Problem, match: Int[np.ndarray, "scenes N"]) -> Judged:
-    """What follows from the row of each part, in each scene."""
+    """Poses and log density of each scene, given the row of each part."""
     every = np.arange(problem.num_scenes)
     return _in_blocks(_judge(problem.skeleton), problem, every, match)
 
@@ -159,7 +159,7 @@ def _in_blocks(
     scene: Int[np.ndarray, " runs"],
     match: Int[np.ndarray, "runs N"],
 ) -> Any:
-    """A compiled function of the pieces of a scene and a match, for each run."""
+    """Call a compiled function of the pieces of a scene and a match on all runs, in batches."""
     if not len(scene):
         return ()
     width = next((w for w in WIDTHS if w >= len(scene)), WIDTHS[-1])
@@ -173,7 +173,7 @@ def _in_blocks(
 
 @functools.lru_cache(maxsize=32)
 def _expected(skeleton: Skeleton) -> Callable[..., Float[np.ndarray, "runs N N"]]:
-    """Compiled: log weight of each row on each part, given the points that have one."""
+    """A compiled function: log weight of each row on each part, given the matched points."""
     owner = np.array(skeleton.owner)
 
     def of_run(
@@ -188,7 +188,7 @@ def _expected(skeleton: Skeleton) -> Callable[..., Float[np.ndarray, "runs N N"]
 
 @functools.lru_cache(maxsize=32)
 def _judge(skeleton: Skeleton) -> Callable[..., Any]:
-    """Compiled: poses given a match of all rows, and log p(points, match) but for a constant."""
+    """A compiled function: poses given a match of all rows, and `Judged.log_density`."""
     owner, parts = np.array(skeleton.owner), structure(skeleton)
     slots = np.flatnonzero(owner == skeleton.num_objects)
     is_mixture = skeleton.match_family is MixtureMatch

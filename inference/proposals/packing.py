@@ -1,10 +1,10 @@
-"""The best parses of a scene, put together from candidates: a set-packing problem.
+"""The best parses of a scene, composed of candidates: a set-packing problem.
 
-An object has at most one candidate, and candidates share no point. The relaxed problem, in which
-fractions of candidates may be taken, is a linear program. Its dual variables say what each point
-and each object is worth, and so how much a candidate gives away. What the candidates of a parse
-give away adds up to what the parse is worth less than the relaxed optimum: the best parses are made
-of candidates that give little away, and can be listed.
+An object has at most one candidate, and candidates share no point. The linear relaxation allows
+fractions of candidates. Its dual variables are prices of points and objects. The loss of a
+candidate is the price of its points and object minus its gain. The losses of a parse's candidates
+add up to at most its distance from the relaxed optimum. So the best parses consist of candidates
+with small losses, and can be listed.
 """
 
 from typing import Any, NamedTuple
@@ -18,57 +18,57 @@ from scipy.sparse import csr_array, hstack, vstack
 from inference.proposals.plan import Plan
 
 ROUNDING = 1e-6
-"""What two numbers may differ by that are the same."""
+"""Numbers that differ by less than this count as equal."""
 
 NEAR = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Nats below the relaxed optimum within which parses are listed, one after another."""
+"""Distances from the relaxed optimum, in nats, within which parses are listed, tried in turn."""
 
 MAX_NODES, MAX_COLUMNS = 100, 1000
-"""Branches and columns of the integer program that is solved where no parse is as near as that. Its
-time is not limited: answers do not depend on what else a machine has to do."""
+"""Limits on branches and columns of the integer program, which is solved if no parse is that near.
+There is no time limit, so answers do not depend on the load of the machine."""
 
 ENOUGH = 8.0
-"""Nats beyond which further parses are not looked for."""
+"""Distance in nats beyond which no further parses are sought."""
 
 MAX_PARTIAL = 1 << 15
-"""Partial parses that are continued; of more, those that have given the least away."""
+"""Largest number of partial parses that are continued: those with the smallest losses."""
 
 MAX_LISTED = 256
-"""Parses that are compared by their value; of more, those that have given the least away."""
+"""Largest number of parses that are compared by value: those with the smallest losses."""
 
 MAX_PAIRS = 1 << 20
-"""Pairs of a partial parse and a column that are looked at together, which bounds memory."""
+"""Pairs of a partial parse and a column that are processed together, which bounds memory."""
 
 
 class Points(NamedTuple):
-    """The points of a scene, and what it costs to leave them over (see `Odds`)."""
+    """The points of a scene, and the costs of leaving them over (see `Odds`)."""
 
     present: Bool[np.ndarray, " N"]
     outside: float
     lack: float
     free: bool
-    """Whether objects without a candidate have a point each at no cost."""
+    """Whether each object without a candidate takes one point at no cost."""
 
 
 class Columns(NamedTuple):
-    """The columns of the problem: candidates, each for any one of several twins."""
+    """The columns of the problem: candidates, each for any object of a group of twins."""
 
     group: Int[np.ndarray, " x"]
-    """The number of the twins, in the order of `np.unique(plan.twin)`."""
+    """Index of the group, in the order of `np.unique(plan.twin)`."""
     state: Int[np.ndarray, " x"]
     match: Int[np.ndarray, "x most"]
     """The point of each part, -1 for none."""
     points: Bool[np.ndarray, "x N"]
     gain: Float[np.ndarray, " x"]
-    """What the candidate adds to the value of a parse."""
+    """The amount that the candidate adds to the value of a parse."""
     misfit: Float[np.ndarray, " x"]
 
     def take(self, which: Bool[np.ndarray, " x"] | Int[np.ndarray, " y"]) -> "Columns":
-        """Some of them."""
+        """Select some columns."""
         return jax.tree.map(lambda x: x[which], self)
 
     def joined(self, other: "Columns") -> "Columns":
-        """Both, the best one of each set of points."""
+        """Concatenate two sets of columns; keep the best for each group, state and point set."""
         both: Columns = jax.tree.map(lambda *x: np.concatenate(x), self, other)
         order = np.argsort(-both.gain, kind="stable")
         what = np.column_stack([both.group, both.state, both.points])[order]
@@ -77,24 +77,24 @@ class Columns(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """The relaxed optimum."""
+    """The solution of the linear relaxation."""
 
     value: float
-    """No parse that is made of the columns is worth more."""
+    """Upper bound on the value of any parse that is made of the columns."""
     rows: Float[np.ndarray, " rows"]
-    """The dual variables, of constraints that are upper limits: at most zero."""
+    """Dual variables of the constraints; they are at most zero."""
     point: Float[np.ndarray, " N"]
-    """What a point is worth to other objects, less what it costs to leave it over."""
+    """Price of each point to other objects, minus the cost of leaving it over."""
     parse: Int[np.ndarray, " columns"] | None
-    """The columns that are taken, if none is taken in part: the best parse."""
+    """The best parse, if the solution is integral."""
 
 
 def _constraints(
     columns: Columns, points: Points, plan: Plan
 ) -> tuple[csr_array, Float[np.ndarray, " rows"]]:
-    """Rows over the columns and the cost, and their upper limits.
+    """The rows of the constraints, over the columns and the cost, and their upper limits.
 
-    Each point has at most one candidate, each object, too, and
+    Each point and each object has at most one candidate, and
 
         cost >= lack * (points left over)
         cost >= outside * (points left over beyond slots of clutter and objects that are free)
@@ -116,7 +116,7 @@ def _copies(plan: Plan) -> Int[np.ndarray, " groups"]:
 
 
 def relax(columns: Columns, points: Points, plan: Plan) -> Prices:
-    """Solve the relaxed problem."""
+    """Solve the linear relaxation."""
     rows, upper = _constraints(columns, points, plan)
     found = linprog(np.append(-columns.gain, 1.0), A_ub=rows, b_ub=upper)
     dual = found.ineqlin.marginals
@@ -129,13 +129,13 @@ def relax(columns: Columns, points: Points, plan: Plan) -> Prices:
 def given_away(
     columns: Columns, price: Prices, points: Points, plan: Plan
 ) -> Float[np.ndarray, " x"]:
-    """What the points and the object of each column are worth beyond what it adds."""
+    """The loss of each column: the prices of its points and object, minus its gain."""
     rows, _ = _constraints(columns, points, plan)
     return -columns.gain - (rows.T @ price.rows)[:-1]
 
 
 def value_of(parse: Columns, points: Points, plan: Plan) -> float:
-    """The value of a parse: what its columns add, less what points that are left over cost."""
+    """The value of a parse: the gains of its columns minus the cost of points left over."""
     left_over = points.present.sum() - parse.points.sum()
     free = points.free * (len(plan.kind) - len(parse.gain))
     beyond = left_over - free - plan.num_slots
@@ -148,8 +148,8 @@ def best_parses(
 ) -> list[Int[np.ndarray, " columns"]]:
     """The columns of the best parses, best first.
 
-    The first is the best of all, unless more than `MAX_PARTIAL` partial parses were to be
-    continued, or the integer program was cut short.
+    The first is the optimum, unless `MAX_PARTIAL` or the limits of the integer program were
+    reached.
     """
     loss = np.maximum(given_away(columns, price, points, plan), 0.0)
     best = [np.zeros(0, int) if price.parse is None else price.parse]
@@ -179,14 +179,14 @@ def _ranked(
 
 
 def _by_integers(columns: Columns, points: Points, plan: Plan) -> Int[np.ndarray, " columns"]:
-    """The best parse by an integer program; the best one found in `MAX_NODES` branches."""
+    """The best parse that an integer program finds within `MAX_NODES` branches."""
     rows, upper = _constraints(columns, points, plan)
     found = milp(
         np.append(-columns.gain, 1.0),
         integrality=np.append(np.ones(len(columns.gain)), 0),
         bounds=Bounds(0, np.append(np.ones(len(columns.gain)), np.inf)),
         constraints=LinearConstraint(rows, -np.inf, upper),
-        # Values are large, and nats count.
+        # Values are large, but single nats matter.
         options={"node_limit": MAX_NODES, "mip_rel_gap": 0.0},
     )
     return np.zeros(0, int) if found.x is None else np.flatnonzero(found.x[:-1] > 0.5)
@@ -196,7 +196,7 @@ class _Partial(NamedTuple):
     """Partial parses."""
 
     settled: Int[np.ndarray, "partial words"]
-    """Points that have a candidate or are left over, one bit each."""
+    """Points that have a candidate or were left over, one bit each."""
     used: Int[np.ndarray, "partial groups"]
     loss: Float[np.ndarray, " partial"]
     chosen: Int[np.ndarray, "partial K"]
@@ -211,11 +211,11 @@ def _parses_within(
     points: Points,
     plan: Plan,
 ) -> tuple[list[Int[np.ndarray, " columns"]], bool]:
-    """The parses that give away less than `near`, and whether these are all.
+    """The parses with a loss below `near`, and whether these are all.
 
-    Each partial parse is continued at the free point that the fewest columns have: it is given to
-    one of them, or left over. A price of zero does not say that a point can be left over: what it
-    is worth may be in the price of its object.
+    Each partial parse is continued at the free point with the fewest columns, which is given to one
+    of these or left over. A point of price zero cannot always be left over without loss, because
+    its worth may be in the price of its object; `lost_rents` accounts for this.
     """
     copies = _copies(plan)
     kept = np.flatnonzero(loss < near)
@@ -228,7 +228,7 @@ def _parses_within(
     with_point = [np.flatnonzero(own) for own in claimed.T]
 
     def lost_rents(states: _Partial) -> Float[np.ndarray, " partial"]:
-        """What objects are worth for which no column is left."""
+        """The summed prices of objects for which no column is left."""
         lost = np.zeros(len(states.loss))
         step = max(1, MAX_PAIRS // max(len(loss), 1))
         for i in range(0, len(lost), step):
@@ -302,14 +302,14 @@ def _some(states: _Partial, which: Any) -> _Partial:
 
 
 def _words(rows: Bool[np.ndarray, "rows N"]) -> Int[np.ndarray, "rows words"]:
-    """Sets of points as numbers of 64 bits."""
+    """Pack sets of points into 64-bit words."""
     padded = np.zeros((len(rows), max(1, -(-rows.shape[1] // 64)) * 64), bool)
     padded[:, : rows.shape[1]] = rows
     return np.packbits(padded, axis=1, bitorder="little").view(np.uint64)
 
 
 def well_placed(match: Int[np.ndarray, " N"], plan: Plan) -> Bool[np.ndarray, " N"]:
-    """The points of objects that have two more than would fix any pose."""
+    """The points of objects that have at least two more points than fix a pose."""
     met = [match[plan.owner == k] for k in range(len(plan.kind))]
     sure = [own[own >= 0] for own in met if (own >= 0).sum() >= plan.fewest + 2]
     return np.isin(np.arange(len(match)), np.concatenate([*sure, np.zeros(0, int)]))

@@ -1,8 +1,8 @@
 """Parses of a scene: the best few sets of candidates that share no point.
 
 An object has at most one candidate, and points may be left over. The value of a parse is the log
-density of the points, their match and the states of the objects, relative to points that are each
-explained alone.
+density of the points, their match and the states of the objects, relative to explaining each point
+alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,34 +23,34 @@ from models.program.reading import LinearGaussianModel
 from models.templates import pose_of_part
 
 NUM_PARSES = 16
-"""Parses of a scene that are kept."""
+"""Number of parses of a scene that are kept."""
 
 EDGE = float(0.5 * chdtri(2, OUTSIDE))
-"""Nats that a point at the edge of a gate costs, in units of the gate."""
+"""Misfit in nats of a point at the edge of a gate, if the noise is that of the gate."""
 
-_NEVER = 1e3  # nats; what a missing part costs that the program does not allow to be missing
+_NEVER = 1e3  # cost in nats of a missing part that the program does not allow to be missing
 
 
 class Odds(NamedTuple):
-    """What the program says of a match before it has seen where the points are.
+    """Log weights of matches and states, and log densities of single points.
 
     The first axis is that of the states that an object may have, such as absent and present.
     """
 
     pair: Float[Array, "S N N"]
-    """Weight of each pair of a point and a part, relative to the part being missing."""
+    """Log weight of each pair of a point and a part, relative to the part being missing."""
     state: Float[Array, "S K"]
-    """Weight of each state with all parts missing, relative to the best one."""
+    """Log weight of each state with all parts missing, relative to the best one."""
     single: Float[Array, "S N N"]
     """Log weight and density of each pair if the object has no other point."""
     alone: Float[Array, " N"]
-    """Log density of each point by itself, on the part or slot for clutter that likes it best."""
+    """Largest `single` of each point, over states and over parts and slots for clutter."""
     may_miss: Bool[Array, "S N"]
     """Whether a part may be missing at all."""
     outside: Float[Array, ""]
-    """What a point costs that is outside of the gate, at least."""
+    """Smallest cost of a point outside the gate."""
     lack: Float[Array, ""]
-    """What a missing part of an object that has points costs beyond that."""
+    """Additional cost of a missing part of an object that has points."""
 
 
 class Parses(NamedTuple):
@@ -59,18 +59,17 @@ class Parses(NamedTuple):
     match: Int[AnyArray, "W N"]
     """The point of each part, -1 for none."""
     state: Int[AnyArray, "W K"]
-    """The state of each object, by number."""
+    """The index of the state of each object."""
     value: Float[AnyArray, " W"]
     misfit: Float[AnyArray, " W"]
-    """Half the squared distances of points from where their parts are, in units of the noise or,
-    of what `propose` returns, of what a single point costs that is outside of the gate."""
+    """Half the sum of squared residuals, in units of the cost of a point outside the gate."""
     left_over: Int[AnyArray, " W"]
-    """Points that are part of no object."""
+    """Number of points that are part of no object."""
     missing: Int[AnyArray, " W"]
-    """Missing parts of objects that have points."""
+    """Number of missing parts of objects that have points."""
     is_clear: Bool[AnyArray, " W"]
-    """Whether every object that has points has more of them than would fix any pose, all those that
-    may not be missing, and there is a slot for every point that is left over."""
+    """Whether every object with points has more points than fix a pose and lacks only parts that
+    may be missing, and every point left over has a slot for clutter."""
 
 
 class Pass(NamedTuple):
@@ -79,15 +78,15 @@ class Pass(NamedTuple):
     gate: float
     """Gate variance in units of the noise; zero for the tightest gate."""
     block: int
-    """Scenes that are searched together, at most."""
+    """Largest number of scenes that are searched together."""
     group: Int[np.ndarray, " scenes"]
-    """Scenes are searched together only within a group."""
+    """The group of each scene; only scenes of one group are searched together."""
     search: Callable[[Int[np.ndarray, " block"]], Parses]
     """Takes scene indices."""
 
 
 def judged_at(model: LinearGaussianModel, gate: Float[Array, "N d"]) -> LinearGaussianModel:
-    """The pieces of a program with the noise of objects that a gate is made for."""
+    """Set the noise of the objects in the pieces of a program to the variance of a gate."""
     is_clutter = model.parts.is_clutter[:, None]
     variance = jnp.where(is_clutter, model.parts.variance, gate)
     return replace(model, parts=model.parts._replace(variance=variance))
@@ -100,31 +99,31 @@ def odds(
     outside: float,
     lack: float,
 ) -> Odds:
-    """Read the odds off the pieces of a program at each state of its objects."""
+    """Compute the odds from the pieces of a program at each state of its objects."""
     num_objects = models[0].num_objects
     of_object = jnp.asarray(owner[:, None] == np.arange(num_objects))
-    # With no dummy rows nothing is missing; where objects may be absent, that says they are not.
+    # Without dummy rows no part is missing; then objects that may be absent are present.
     never = -jnp.inf if len(models) > 1 else 0.0
     weight = jnp.stack([_missing(model, never) for model in models])
     missing = jnp.maximum(weight, -_NEVER)
     state = log_prior + missing @ of_object
     state = state - state.max(axis=0)
     pair = jnp.stack([jnp.asarray(model.match_logits) for model in models]) - missing[:, None]
-    opened = jnp.append(state, jnp.zeros((len(models), 1)), axis=1)[:, owner]  # clutter is free
+    opened = jnp.append(state, jnp.zeros((len(models), 1)), axis=1)[:, owner]  # 0 for clutter
     single = jnp.stack([pair_log_density(model) for model in models]) + pair + opened[:, None]
     others = (jnp.isfinite(weight), jnp.asarray(outside), jnp.asarray(lack))
     return Odds(pair, state, single, single.max(axis=(0, 2)), *others)
 
 
 def _missing(model: LinearGaussianModel, never: float) -> Float[Array, " N"]:
-    """Weight of each part being missing: of its pair with a dummy row, if there is one."""
+    """Log weight of each part being missing: that of a dummy row, or `never` without dummy rows."""
     seen = model.seen.any(axis=1)
     dummy = jnp.argmin(seen)  # the first, if there is any
     return jnp.where(seen.all(), never, jnp.asarray(model.match_logits)[dummy])
 
 
 def pair_log_density(model: LinearGaussianModel) -> Float[Array, "N N"]:
-    """Log density of each point as each part, or slot for clutter, by itself."""
+    """Log density of each point as each part or slot for clutter, with the pose integrated out."""
     parts = model.parts
     of = pose_of_part(parts.owner, model.num_objects)
     mean = parts.offset + jnp.einsum("ndp,np->nd", parts.F, model.pose_mean[of])
@@ -139,7 +138,7 @@ def pair_log_density(model: LinearGaussianModel) -> Float[Array, "N N"]:
 def gains(
     odds: Odds, plan: Plan, candidates: Candidates, states: tuple[int, ...]
 ) -> Float[Array, "K SC"]:
-    """What each candidate of each object, in each of the `states`, adds to the value of a parse."""
+    """The gain of each candidate of each object in each state: what it adds to a parse's value."""
 
     def of_object(k: Any, kind: Any, members: Any, valid: Any) -> Float[Array, " SC"]:
         match, score = candidates.match[:, kind], candidates.score[:, kind]  # (S, most, C)

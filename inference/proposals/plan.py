@@ -1,4 +1,4 @@
-"""The plan of a search: kinds of objects, and the parts that tuples of points are put on."""
+"""The plan of a search: kinds of objects, and the bases on which tuples of points are put."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, Int
 from models.program.batches import Reading, kinds, twins
 
 MAX_TUPLES = 1 << 14
-"""Tuples of points that are tried as a basis, beyond which some are drawn at random."""
+"""Largest number of tuples of points that are tried; if there are more, a random sample is."""
 
 
 class Plan(NamedTuple):
-    """What is fixed about the objects of a program, as the search needs it; plain numpy."""
+    """The structure of a program's objects that the search needs; plain numpy."""
 
     owner: Int[np.ndarray, " N"]
     kind: Int[np.ndarray, " K"]
@@ -22,32 +22,32 @@ class Plan(NamedTuple):
     first: Int[np.ndarray, " kinds"]
     """The first object of each kind."""
     twin: Int[np.ndarray, " K"]
-    """The first object that differs in nothing, the match prior included."""
+    """The first object that is identical, including its match prior."""
     members: Int[np.ndarray, "K most"]
     """Parts of each object, padded with its first part."""
     valid: Bool[np.ndarray, "K most"]
     fewest: int
-    """Points that fix a pose."""
+    """Number of points that fix a pose."""
     bases: Int[np.ndarray, "kinds bases size"]
-    """Parts that a tuple of points is put on, by place among the members; padded with the first."""
+    """Parts on which a tuple of points is put, as indices into members; padded with the first."""
     basis_valid: Bool[np.ndarray, "kinds bases"]
 
     @property
     def sizes(self) -> Int[np.ndarray, " K"]:
-        """How many parts each object has."""
+        """Number of parts of each object."""
         return self.valid.sum(axis=1)
 
     @property
     def num_slots(self) -> int:
-        """Slots for clutter."""
+        """Number of slots for clutter."""
         return int((self.owner == len(self.kind)).sum())
 
 
 def make_plan(readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]) -> Plan:
-    """Kinds and bases; of bases that a symmetry of the template makes alike, the first.
+    """Make the plan; of bases that are equivalent by a symmetry of the template, keep the first.
 
     Args:
-        readings: of the same scenes, at each state that an object may have.
+        readings: readings of the same scenes at each state that an object may have.
         log_prior: log probability of each state.
     """
     skeleton, parts = readings[0].skeleton, readings[0].model.parts
@@ -63,7 +63,7 @@ def make_plan(readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]) 
     for k in first:
         F, mask = (np.asarray(x)[groups[k], ..., 0] for x in (parts.F, parts.feature_mask))
         every = list(itertools.combinations(range(len(groups[k])), fewest))
-        listed.append(_different(F * mask[..., None], mask, every) if is_fixed else every)
+        listed.append(_inequivalent(F * mask[..., None], mask, every) if is_fixed else every)
     numbers = [len(every) for every in listed]
     bases = np.array([own + own[:1] * (max(numbers) - len(own)) for own in listed])
     basis_valid = np.arange(max(numbers)) < np.array(numbers)[:, None]
@@ -71,19 +71,19 @@ def make_plan(readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"]) 
     return Plan(owner, kind, first, twin, members, valid, fewest, bases, basis_valid)
 
 
-def _different(
+def _inequivalent(
     F: Float[np.ndarray, "n d p"], mask: Bool[np.ndarray, "n d"], bases: list[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    """Bases from which the template does not look the same.
+    """Bases that are not equivalent to an earlier one by a symmetry of the template.
 
-    Where all parts are is a linear function of where the basis is. If the functions are the same
-    but for the names of the parts, so are the hypotheses.
+    The places of all parts are a linear function of the places of the basis. If two bases have the
+    same function up to the names of parts, they give the same hypotheses.
     """
     known: set[bytes] = set()
     kept = []
     for basis in bases:
         names = set()
-        for order in itertools.permutations(basis):  # tuples of points come in every order
+        for order in itertools.permutations(basis):  # tuples of points occur in every order
             inverse = np.linalg.pinv(F[list(order)].reshape(-1, F.shape[-1]))
             seen = np.concatenate([F @ inverse, mask[..., None]], axis=-1)
             rows = np.round(seen.reshape(len(F), -1), 6) + 0.0
@@ -97,7 +97,7 @@ def _different(
 def tuples_of_points(
     num_points: int, size: int, rng_seed: int = 0
 ) -> Int[np.ndarray, "tuples size"]:
-    """All ordered tuples of different rows, or some of them at random if they are too many."""
+    """All ordered tuples of different rows, or a random sample if there are too many."""
     count = int(np.prod(num_points - np.arange(size)))
     if count <= MAX_TUPLES:
         return np.array(list(itertools.permutations(range(num_points), size)))

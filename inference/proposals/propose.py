@@ -1,6 +1,6 @@
-"""Proposals: the parses of each scene that inference begins with.
+"""Proposals: the parses of each scene with which inference begins.
 
-Small scenes are searched exhaustively, large ones through candidate objects. Where the best parse
+Small scenes are searched exhaustively, large ones through candidate objects. If the best parse
 leaves points unexplained, the scene is searched again with a wider gate.
 """
 
@@ -22,20 +22,20 @@ WIDTHS = (1, 8, 64)
 """Batch widths of the search; each one is compiled."""
 
 CLOSE = 10.0
-"""Parses within this many nats of the best one are run."""
+"""Inference is run from parses within this many nats of the best one."""
 
 
 def propose(
     readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"], *, whole: bool
 ) -> Parses:
-    """The best parses of every scene, with the axis of scenes first.
+    """Find the best parses of every scene, with the scene axis first.
 
     Args:
-        readings: of the same scenes, at each state that an object may have.
+        readings: readings of the same scenes at each state that an object may have.
         log_prior: log probability of each state.
-        whole: prefer whole objects, and take the noise for what the gate is made for: for programs
-            under which a missing part costs nothing. Else parses are ranked by their density under
-            the program.
+        whole: prefer whole objects, and take the variance of the gate as the noise. This is for
+            programs under which a missing part costs nothing. Otherwise parses are ranked by their
+            density under the program.
     """
     readings = [reading.at_prior_mean() for reading in readings]
     left = np.arange(readings[0].model.points.shape[-1])
@@ -64,8 +64,8 @@ def propose_whole(reading: Reading) -> Parses:
 def drawn(parses: Parses, rng_key: Array, count: int, skeleton: Skeleton) -> Parses:
     """Sample parses of each scene in proportion to their weights.
 
-    A parse has each object's points on their best parts. Where the points do no more than fix the
-    pose, any parts would do, so random ones are taken.
+    A parse has the points of each object on their best parts. If the points only just fix a pose,
+    any parts are as good, so random ones are taken.
     """
     key, place_key = jax.random.split(rng_key)
     noise = jax.random.gumbel(key, (len(parses.value), count, parses.value.shape[1]))
@@ -84,10 +84,11 @@ def drawn(parses: Parses, rng_key: Array, count: int, skeleton: Skeleton) -> Par
 
 
 def _is_enough(first: Parses, gate: float, whole: bool) -> Bool[np.ndarray, " scenes"]:
-    """Whether no wider gate can have a better parse than the first of each scene.
+    """Whether a wider gate cannot give a better parse than the first of each scene.
 
-    What is outside of the gate would cost more than all misfit within, and no point is left over
-    that could be explained; of a gate for the program's own noise, what is left over is clutter.
+    Any point outside the gate must cost more than the misfit of all points within, and no point
+    that could be explained may be left over. Unless whole objects are preferred, points left over
+    at a gate of at least the program's noise are clutter.
     """
     if whole and gate:
         explained = first.left_over + first.missing == 0

@@ -1,6 +1,6 @@
-"""Where coordinate ascent starts from: a random R, a parse of the scene, or match logits.
+"""Starts of coordinate ascent: a random R, a parse of the scene, or match logits.
 
-One scene at a time, scene axes first, to be mapped over a batch.
+Functions treat one scene and are mapped over a batch, scene axes first.
 """
 
 from typing import NamedTuple
@@ -13,30 +13,30 @@ from jaxtyping import Array, Bool, Float, Int
 from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
 
-_SURE = 40.0  # nats between the pairs of a parse and the others of their points and parts
+_SURE = 40.0  # log weight of the pairs of a parse above other pairs of their points and parts
 
 
 class Start(NamedTuple):
-    """Where a run begins: log weights that are projected to R, and the annealing parameter."""
+    """The start of a run: log weights that are projected to R, and the annealing parameter."""
 
     weights: Float[Array, "N N"]
     beta: Float[Array, ""]
 
 
 class Structure(NamedTuple):
-    """What is fixed about a program: which parts belong together. Plain numpy, never traced."""
+    """The parts of each object and the size of a basis. Plain numpy, never traced."""
 
     owner: Int[np.ndarray, " N"]
     members: Int[np.ndarray, "K most"]
-    """Parts of each object, padded with its first part; the background is no object."""
+    """Parts of each object, padded with its first part; the background is not an object."""
     valid: Bool[np.ndarray, "K most"]
     basis_size: int
-    """Points that fix a pose: ceil(pose dimensions / features), at most what an object has."""
+    """Points that fix a pose: ceil(pose dimensions / features), at most the parts of an object."""
     pose_dim: int
 
 
 def structure(skeleton: Skeleton) -> Structure:
-    """Lay out which parts belong together."""
+    """The parts of each object of a program."""
     groups = skeleton.parts
     most = max(len(group) for group in groups)
     members = np.array([np.r_[g, np.repeat(g[0], most - len(g))] for g in groups])
@@ -47,7 +47,7 @@ def structure(skeleton: Skeleton) -> Structure:
 
 
 def uniform(key: Array, model: LinearGaussianModel, beta_start: float) -> Start:
-    """The paper's start: entries of R uniform in [0, 1], where the prior allows a pair."""
+    """The paper's start: entries of R are uniform in [0, 1] for pairs that the prior allows."""
     entries = jax.random.uniform(key, model.match_logits.shape, minval=1e-6)
     return Start(_where_allowed(model, jnp.log(entries)), jnp.asarray(beta_start, float))
 
@@ -55,7 +55,7 @@ def uniform(key: Array, model: LinearGaussianModel, beta_start: float) -> Start:
 def parse(
     key: Array, model: LinearGaussianModel, match: Int[Array, " N"], beta_max: float
 ) -> Start:
-    """A parse: each part with its point, and what is left over at random.
+    """Start from a parse: match each part to its point; the remaining entries are random.
 
     Args:
         match: the point of each part, -1 for none.
@@ -63,7 +63,7 @@ def parse(
     points = jnp.arange(len(model.points))
     pairs = points[:, None] == match
     taken = pairs.any(axis=1)[:, None] | pairs.any(axis=0)
-    # Identical objects that begin alike would stay alike.
+    # Random, because identical objects with the same start would stay the same.
     rest = jnp.log(jax.random.uniform(key, pairs.shape, minval=1e-6))
     rest = jnp.where(model.seen.any(axis=1)[:, None], rest, 0.0)
     weights = jnp.where(pairs, _SURE, jnp.where(taken, 0.0, _SURE + rest))
@@ -73,7 +73,7 @@ def parse(
 def logits(
     model: LinearGaussianModel, match_logits: Float[Array, "N N"], beta_start: float
 ) -> Start:
-    """Match logits from elsewhere, such as a network's; annealing mends what is wrong in them."""
+    """Start from given match logits, such as a network's; annealing corrects their errors."""
     return Start(_where_allowed(model, match_logits), jnp.asarray(beta_start, float))
 
 

@@ -1,7 +1,7 @@
 """Solve a scene at the object states of its best parses.
 
 A discrete site with one entry per object, such as `presence`, has too many joint values to
-enumerate. The best parses of the scene say which of them have weight.
+enumerate. The best parses of the scene show which of them have weight.
 """
 
 import itertools
@@ -37,16 +37,16 @@ CHANGES = 3
 def solve_likely_states(
     program: Program, scenes: Scene, method: Solve, left_open: Open, finish: Finish = mixed
 ) -> Result | None:
-    """Solve each scene at the states of its best parses, and weigh them; None where there are none.
+    """Solve each scene at the states of its best parses, and mix these by weight.
 
-    The result is that of `inference.conditions.problem.solve_scenes` without the states that no
-    parse near the best one has, so its ELBO is still a lower bound. Of states that differ only in
-    which of several identical objects has which, all are solved where they are few, and else one.
+    Returns None unless the program leaves open exactly one site, with an entry for each object. The
+    result is that of `inference.conditions.problem.solve_scenes` without the states that no parse
+    near the best one has, so its ELBO is still a lower bound. States that differ only by an
+    exchange of identical objects are all solved if they are few; otherwise one of them is.
 
     Args:
-        left_open: the sites that the program leaves open; a single one is required, with an entry
-            for each object.
-        finish: as `inference.conditions.problem.solve_scenes` takes it.
+        left_open: the sites that the program leaves open.
+        finish: as in `inference.conditions.problem.solve_scenes`.
     """
     name, prior = next(iter(left_open.items()))
     if len(left_open) > 1 or not _is_of_objects(prior):
@@ -63,7 +63,7 @@ def solve_likely_states(
     parses = propose(readings, log_prior, whole=False)
     twin = twins(readings, log_prior)
     changed = _with_changes(*_by_state(parses), with_points(readings), reading.skeleton)
-    scene, flags, own = _once(*_with_swaps(*changed, twin, reading.skeleton.parts))
+    scene, flags, own = _without_duplicates(*_with_swaps(*changed, twin, reading.skeleton.parts))
     problem = _read(program, scenes.take(scene), name, support[flags])
     possible = np.isfinite(problem.log_constant)
     unmet = np.setdiff1d(np.arange(num_scenes), scene[possible])
@@ -89,9 +89,9 @@ def _is_of_objects(prior: Distribution) -> bool:
 
 
 def _read(program: Program, scenes: Scene, name: str, flags: np.ndarray) -> Problem:
-    """Scenes, each at a joint state of its objects, which need not be possible.
+    """Read scenes, each at a joint state of its objects, which may be impossible.
 
-    Read two at least: of a single one NumPyro sees the values, and warns of what is impossible.
+    At least two are read: a single one is not traced, and NumPyro would warn of impossible values.
     """
     count = len(flags)
     rows = np.arange(max(count, 2)) % count
@@ -107,7 +107,7 @@ def _read(program: Program, scenes: Scene, name: str, flags: np.ndarray) -> Prob
 def _by_state(
     parses: Parses,
 ) -> tuple[Int[np.ndarray, " runs"], Int[np.ndarray, "runs K"], Parses]:
-    """Scene and joint state of each run, with the parses that have that state, best first."""
+    """Scene and joint state of each run, with the parses that have this state, best first."""
     scene, flags, order = [], [], []
     for s, states in enumerate(parses.state):
         own: dict[bytes, list[int]] = {}
@@ -131,10 +131,10 @@ def _with_changes(
 ) -> tuple[Int[np.ndarray, " more"], Int[np.ndarray, "more K"], Parses]:
     """Add other states of the objects of each scene's best parse, if there are at most `MAX_SETS`.
 
-    A parse has the best state of each object for its points, and others may come close.
+    A parse has the best state of each object given its points, but others may come close.
 
     Args:
-        states: those in which objects may have points.
+        states: the states in which objects may have points.
     """
     met = np.stack([(own.match[:, 0][:, parts] >= 0).any(axis=1) for parts in skeleton.parts], 1)
     known = {(s, state.tobytes()) for s, state in zip(scene, flags, strict=True)}
@@ -164,7 +164,7 @@ def _with_swaps(
         swaps = swaps if len(swaps) <= MAX_SWAPS else swaps[:1]
         runs += [i] * len(swaps)
         sources += swaps
-    source = np.array(sources)  # the object that each takes the place of
+    source = np.array(sources)  # the object that each object replaces
     part_of = np.tile(np.arange(own.match.shape[-1]), (len(runs), 1))
     for row, order in zip(part_of, source, strict=True):
         for k, j in enumerate(order):
@@ -174,10 +174,10 @@ def _with_swaps(
     return scene[runs], np.take_along_axis(flags[runs], source, axis=1), more
 
 
-def _once(
+def _without_duplicates(
     scene: Int[np.ndarray, " runs"], flags: Int[np.ndarray, "runs K"], own: Parses
 ) -> tuple[Int[np.ndarray, " fewer"], Int[np.ndarray, "fewer K"], Parses]:
-    """Each joint state of a scene once, with its best parses: to sum it twice would be wrong."""
+    """Keep each joint state of a scene once, with its best parses, so that none is summed twice."""
     best: dict[tuple[int, bytes], int] = {}
     for i in np.argsort(-own.value[:, 0], kind="stable"):
         best.setdefault((int(scene[i]), flags[i].tobytes()), int(i))
@@ -204,7 +204,7 @@ def _exchanges(state: Int[np.ndarray, " K"], twin: Int[np.ndarray, " K"]) -> Ite
 
 
 def _neighbours(flags: Int[np.ndarray, " K"], num_states: int) -> Int[np.ndarray, "near K"]:
-    """Joint states that differ in the state of at most `CHANGES` objects, and all in the last."""
+    """Joint states that change at most `CHANGES` objects, and the one with all in the last."""
     near = [np.full_like(flags, num_states - 1)]
     for count in range(1, CHANGES + 1):
         for some in itertools.combinations(range(len(flags)), count):
@@ -218,7 +218,7 @@ def _neighbours(flags: Int[np.ndarray, " K"], num_states: int) -> Int[np.ndarray
 def _worth_solving(
     scene: Int[np.ndarray, " runs"], value: Float[np.ndarray, " runs"]
 ) -> Int[np.ndarray, " kept"]:
-    """Runs that are close to the best of their scene, and possible, at most `MAX_SETS` of each."""
+    """Possible runs that are close to the best of their scene, at most `MAX_SETS` per scene."""
     kept = []
     for s in np.unique(scene):
         own = np.flatnonzero((scene == s) & np.isfinite(value))

@@ -1,4 +1,4 @@
-"""RANSAC: hypotheses from small tuples of points, and the cheapest cover of the scene by them."""
+"""RANSAC: make hypotheses from small tuples of points, and cover the scene at the lowest cost."""
 
 from inference.ransac.search import PAPER, PUBLISHED, run
 

@@ -1,8 +1,8 @@
-"""Which hypotheses explain a scene together? Covers of its points by at most the objects there are.
+"""Covers: choose hypotheses that together explain the points of a scene, at most one per object.
 
-A hypothesis claims some points, and its value is what it adds to the cost of the explanation:
-negative where the points that it explains are worth more than its misfit. One scene at a time, to
-be mapped over a batch.
+A hypothesis claims some points. Its value is what it adds to the cost of the explanation, negative
+if it saves more for the points that it explains than its misfit. Functions treat one scene and are
+mapped over a batch.
 """
 
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 WIDTH = 128
-"""Partial explanations that are kept while objects are added one after another."""
+"""Number of partial explanations that are kept while objects are added one by one."""
 
 
 class Candidates(NamedTuple):
-    """The hypotheses that are left for each kind of template, best first."""
+    """The remaining hypotheses of each kind of template, best first."""
 
     value: Float[Array, "kinds some"]
     claims: Bool[Array, "kinds some N"]
@@ -30,14 +30,14 @@ def best_cover(
     promise: Float[np.ndarray, "K free"],
     width: int = WIDTH,
 ) -> Int[Array, " K"]:
-    """The candidate of each object, -1 for none, of the cheapest set of disjoint candidates.
+    """The candidate of each object, -1 for none, in the cheapest set of disjoint candidates.
 
-    Objects are added in turn, and the explanations that can still become the cheapest are kept: the
+    Objects are added in turn, and the explanations that can still become the cheapest are kept. The
     answer is exact as long as fewer than `width` of them compete. Objects of one kind are
     exchangeable: the first of them gets the earlier candidate, or none if there is only one.
 
     Args:
-        promise: a lower bound on what the objects after each one add, by the number of free points.
+        promise: lower bound on the cost added by the objects after each one, by free points.
     """
     some, rows = candidates.claims.shape[1:]
     num_objects = len(kind)
@@ -54,7 +54,7 @@ def best_cover(
         fits = ~(claims[None] & ~free[:, None]).any(axis=-1)
         fits = fits & (jnp.arange(some) > choice[:, twin, None])
         totals = jnp.where(fits, total[:, None] + value, jnp.inf)
-        totals = jnp.concatenate([totals, total[:, None]], axis=1)  # the last is: none
+        totals = jnp.concatenate([totals, total[:, None]], axis=1)  # the last: no candidate
         num_free = free.sum(axis=1)[:, None] - jnp.append(claims.sum(axis=1), 0)
         _, place = jax.lax.top_k(-(totals + promise[num_free]).ravel(), len(total))
         parent, chosen = jnp.divmod(place, some + 1)
@@ -80,13 +80,13 @@ def promises(
     num_points: int,
     stray: float | None = None,
 ) -> Float[np.ndarray, "K free"]:
-    """For `best_cover`: what the objects after each one add at least, by the number of free points.
+    """Lower bounds for `best_cover`: cost added by the objects after each one, by free points.
 
     An object of n parts that explains e points adds lack (n - e) for its missing parts and saves
-    stray e, and it explains `fewest` points at least, or all of its parts if they are fewer.
+    stray e. It explains at least `fewest` points, or all of its parts if they are fewer.
 
     Args:
-        stray: what an unexplained point costs; by default a lack.
+        stray: cost of an unexplained point; by default `lack`.
     """
     stray = lack if stray is None else stray
     least = np.zeros((len(sizes), num_points + 1))
@@ -101,10 +101,10 @@ def promises(
 def sequential_cover(
     candidates: Candidates, kind: Int[np.ndarray, " K"], limit: float = 0.0
 ) -> Int[Array, " K"]:
-    """Sequential RANSAC: the best candidate, then the best of what its points leave, and so on.
+    """Sequential RANSAC: take the best candidate, then the best among the remaining points, etc.
 
     Args:
-        limit: a candidate whose value is not below it is not taken.
+        limit: only candidates with a value below it are taken.
     """
     num_kinds, some, rows = candidates.claims.shape
     candidates = jax.tree.map(jnp.asarray, candidates)

@@ -1,8 +1,8 @@
-"""Hypotheses of RANSAC: every tuple of points as every basis of a template, and what it explains.
+"""Hypotheses of RANSAC: put every tuple of points on every basis of a template.
 
-A table of predictions, one row for each basis of each template (the table of geometric hashing),
-turns the points of a basis into where all parts should be. One scene and one template at a time, to
-be mapped over both; hypotheses, which are many, are the last axis.
+A table with a row for each basis of each template (the table of geometric hashing) predicts the
+places of all parts from the points of the basis. Functions treat one scene and one template and are
+mapped over both; hypotheses, which are many, are the last axis.
 """
 
 import itertools
@@ -22,15 +22,15 @@ MAX_TUPLES = 4096
 """Largest number of point tuples to try; larger scenes try a random subset of this size."""
 
 MAX_CANDIDATES = 64
-"""Hypotheses of each template that compete for the points, no two with the same points."""
+"""Largest number of hypotheses per template that compete for the points, with distinct points."""
 
 TIE_DECIMALS = 4
-"""Decimals that count of a cost, in units of a point at the tolerance. Without noise every basis of
-an object fits, and what is left, the pull of the prior, is no reason to prefer one."""
+"""Decimals to which costs are compared, in units of a point at the tolerance. Without noise every
+basis of an object fits, and the rest, shrinkage by the prior, should not decide between them."""
 
 
 class Settings(NamedTuple):
-    """What `run` was asked for."""
+    """The settings of `run`."""
 
     bases: Literal["all", "first"]
     tolerance: float
@@ -43,12 +43,12 @@ class Settings(NamedTuple):
 
 
 class Hypotheses(NamedTuple):
-    """Objects of one kind that the points suggest; hypotheses last."""
+    """Hypothetical objects of one kind; hypotheses last."""
 
     match: Int[Array, "most H"]
     """The point of each part, -1 for none."""
     fitted: Bool[Array, "most H"]
-    """The parts that the pose was fitted to."""
+    """The parts to which the pose was fitted."""
     value: Float[Array, " H"]
 
 
@@ -58,9 +58,9 @@ class Template(NamedTuple):
     F: Float[Array, "most d p"]
     offset: Float[Array, "most d"]
     weight: Float[Array, "most d"]
-    """One over the variance, 0 for features that do not count."""
+    """1 / variance, 0 for features that the part lacks."""
     counted: Float[Array, "most d"]
-    """1 for the features that distances are measured in, else 0."""
+    """1 for features that count in distances, else 0."""
     allowed: Bool[Array, "N most"]
     """Whether a point can be a part at all."""
     valid: Bool[Array, " most"]
@@ -71,7 +71,7 @@ class Template(NamedTuple):
     def of(
         cls, model: LinearGaussianModel, k: Array, members: Array, valid: Array, settings: Settings
     ) -> "Template":
-        """Object k of a program at one scene, as the search needs it."""
+        """The template of object k of a program at one scene."""
         parts = jax.tree.map(lambda x: x[members], model.parts)
         mask = parts.feature_mask.astype(float)
         precision, _ = inverse_and_log_det(model.pose_covariance[k])
@@ -90,7 +90,7 @@ class Template(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Poses fitted to some matched points, and where they put the parts."""
+    """Poses fitted to matched points, and the places of the parts that they predict."""
 
     mean: Float[Array, "p H"]
     covariance: Float[Array, "p p H"]
@@ -105,8 +105,8 @@ def fit(
 ) -> Fit:
     """The posterior of the pose given the points of some parts (eqs. Lambda_k and mu_k).
 
-    With the paper's noise precision it is the least-squares fit; for an appearance that the points
-    leave open it is the posterior of factor analysis.
+    At the paper's noise precision it is practically the least-squares fit. For an appearance that
+    the points do not determine it is the posterior of factor analysis.
     """
     F, weight = template.F, template.weight
     on = fitted.astype(float)
@@ -124,7 +124,7 @@ def fit(
 def table(
     template: Template, basis: Int[Array, "bases size"]
 ) -> tuple[Float[Array, "bases most d size d"], Float[Array, "bases most d"]]:
-    """Where the parts are as a linear function of the points of each basis: B_k^-1, and F."""
+    """Places of the parts as a linear function of the points of each basis, by B_k^-1 and F."""
 
     def one(basis: Int[Array, " size"]) -> tuple[Array, Array]:
         F, weight = template.F[basis], template.weight[basis]
@@ -147,7 +147,7 @@ def hypotheses(
     basis_valid: Bool[Array, " bases"],
     settings: Settings,
 ) -> Hypotheses:
-    """Every tuple of points as every basis: which parts are where they should be, and the cost."""
+    """Put every tuple of points on every basis; match the parts within tolerance, and cost it."""
     points = model.points
     most = len(template.valid)
     linear, constant = table(template, basis)
@@ -174,7 +174,7 @@ def hypotheses(
     possible = template.allowed[tuples[None], basis[:, None]].all(axis=-1) & basis_valid[:, None]
     basis_met = (met | ~in_basis).all(axis=0)
     size = basis.shape[1]
-    # More than any basis has by itself, unless one is content with less.
+    # By default more points than the basis itself.
     enough = jnp.minimum(settings.fewest_points or size + 1, template.valid.sum())
     possible = possible.ravel() & basis_met & (met.sum(axis=0) >= enough)
     scaled = jnp.where(met, distance, 0.0) / settings.tolerance**2
@@ -190,43 +190,43 @@ def hypotheses(
 
 
 def lack_cost(settings: Settings, num_points: int) -> float:
-    """What a missing part or an unexplained point costs, in units of a point at the tolerance.
+    """Cost of a missing part or an unexplained point, in units of a point at the tolerance.
 
-    As much as that or, where covers should be exact, more than all misfit together.
+    It is 1 for partial covers; otherwise it exceeds any total misfit.
     """
     return 1.0 if settings.cover == "partial" else 1.0 + 2.0 * num_points
 
 
 def stray_cost(settings: Settings, lack: float) -> float:
-    """What an unexplained point costs: a lack or, where it may be clutter, one at the tolerance."""
+    """Cost of an unexplained point: 1 if it may be clutter, else that of a missing part."""
     return 1.0 if settings.has_clutter else lack
 
 
 def distances(
     template: Template, predicted: Float[Array, "most d H"], points: Float[Array, "most d H"]
 ) -> Float[Array, "most H"]:
-    """Squared distance of each point from where its part is predicted."""
+    """Squared distance of each point from the predicted place of its part."""
     return jnp.sum(template.counted[..., None] * (points - predicted) ** 2, axis=1)
 
 
 def _distinct(
     match: Int[Array, "most H"], distance: Float[Array, "most H"]
 ) -> Bool[Array, "most H"]:
-    """Of parts that want the same point the closest one has it."""
+    """Whether a part has its point: of parts with the same nearest point, only the closest has."""
     most = len(match)
     rival = match[:, None] == match[None]
-    first = np.tri(most, k=-1, dtype=bool)[..., None]  # of equals, the first
+    first = np.tri(most, k=-1, dtype=bool)[..., None]  # ties go to the first
     closer = (distance[None] < distance[:, None]) | ((distance[None] == distance[:, None]) & first)
     return ~(rival & closer).any(axis=1)
 
 
 def best_of_each_set(found: Hypotheses, num_points: int) -> tuple[Candidates, Hypotheses]:
-    """The best hypothesis for each set of points, and of these the best ones.
+    """Keep the best hypothesis for each set of points, and the best of these.
 
-    Of equally good ones it is that of the first basis.
+    Ties go to the hypothesis of the first basis.
     """
     claims = (found.match[:, None] == np.arange(num_points)[:, None]).any(axis=0)  # (N, H)
-    codes = np.random.default_rng(0).integers(2**62, size=num_points)  # equal sums: equal sets
+    codes = np.random.default_rng(0).integers(2**62, size=num_points)  # a hash of sets, by sums
     code = jnp.where(claims, codes[:, None], 0).sum(axis=0)
     order = jnp.lexsort((jnp.round(found.value, TIE_DECIMALS), code))
     first = jnp.concatenate([jnp.ones(1, bool), jnp.diff(code[order]) != 0])
@@ -240,7 +240,7 @@ def best_of_each_set(found: Hypotheses, num_points: int) -> tuple[Candidates, Hy
 def tuples_of_points(
     key: Array, present: Bool[Array, " N"], size: int
 ) -> Int[Array, "tuples size"]:
-    """All ordered tuples of different rows if they are few, else tuples of points at random."""
+    """All ordered tuples of different rows if they are few, else random tuples of points."""
     rows = len(present)
     if math.perm(rows, size) <= MAX_TUPLES:
         return jnp.asarray(np.array(list(itertools.permutations(range(rows), size))))

@@ -1,8 +1,8 @@
-"""RANSAC: a few points fix the pose of an object, and its other parts have to be where it says.
+"""RANSAC: a few points fix the pose of an object, and the pose predicts its other parts.
 
-Every small tuple of points of the scene is taken for a basis of every template; the parts that are
-where the pose says are the object's (`inference.ransac.hypotheses`), and of all these hypotheses
-a set that explains the scene is chosen (`inference.ransac.covers`).
+Every small tuple of points is put on a basis of every template, and the points near the predicted
+parts are matched to them (`inference.ransac.hypotheses`). Then a set of hypotheses that explains
+the scene is chosen (`inference.ransac.covers`).
 """
 
 import functools
@@ -40,7 +40,7 @@ from models.program.reading import LinearGaussianModel
 from models.program.sites import Program
 from models.scenes import Scene
 
-_CHUNK = 64  # scenes at a time
+_CHUNK = 64  # scenes per batch and device
 
 PAPER: dict[str, Any] = {"bases": "first", "tolerance": 0.1, "refit": False, "cost": "total"}
 """Settings of `run` that follow the paper's text: one basis for each template, a *distance* of less
@@ -48,20 +48,20 @@ than 0.1, and a hypothesis costs the sum of its squared distances."""
 
 PUBLISHED: dict[str, Any] = PAPER | {"tolerance": math.sqrt(0.1), "cost": "others"}
 """Settings of `run` that follow the code published with the paper: it compares the *squared*
-distance with 0.1, and a hypothesis costs the mean squared distance of its parts beside the basis,
-the first two vertices."""
+distance with 0.1, and a hypothesis costs the mean squared distance of its parts other than the
+basis, the first two vertices."""
 
 
 class Plan(NamedTuple):
-    """What is fixed about a program: plain numpy, never traced."""
+    """The templates and bases of a program: plain numpy, never traced."""
 
     structure: Structure
     kind: Int[np.ndarray, " K"]
-    """Which template each object has; identical objects share their hypotheses."""
+    """The template of each object; identical objects share their hypotheses."""
     first: Int[np.ndarray, " kinds"]
     """An object of each kind."""
     basis: Int[np.ndarray, "kinds bases size"]
-    """Places among an object's parts that make a basis, padded with the first basis."""
+    """Bases, as indices into an object's parts; padded with the first basis."""
     basis_valid: Bool[np.ndarray, "kinds bases"]
 
 
@@ -91,32 +91,32 @@ def run(
     devices: int = 1,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """Explain one scene, or each of a batch, by objects that some of its points suggest.
+    """Explain one scene or each scene of a batch by RANSAC.
 
-    Points that no object explains are clutter, if the program has slots for all of them. Else they
-    are spread evenly over the parts that are left, and `explained` says so for each row. `details`
-    has the `cost`, or misfit, of each object found (NaN for others). `converged` is true where
-    every point is explained. With clutter a tolerance of a few standard deviations of the noise is
-    better than the default, at which three points are soon a triangle.
+    Points that no object explains are clutter if the program has slots for all of them. Otherwise
+    they are spread evenly over the remaining parts, and `explained` is false for these rows.
+    `details` has the `cost` (misfit) of each object, NaN for objects that were not found.
+    `converged` is true if every point is explained. With clutter, use a tolerance of a few standard
+    deviations of the noise: at the default, three points of clutter easily fit a triangle.
 
     Args:
         program: a NumPyro program as for coordinate ascent; its match prior only says which pairs
-            are possible at all.
-        rng_key: it matters only where tuples of points are drawn at random.
-        bases: every set of parts that fixes a pose, or only the first one of each template.
-        tolerance: distance, in the units of the points, up to which a point is a predicted part.
-        refit: fit the pose again to all parts that have a point before it is judged.
-        cost: squared distances of all parts together, or the mean over those not in the basis.
-        cover: "exact" wants whole objects that cover all points, and takes the cheapest cover with
-            the fewest lacks where there is none; "partial" sets a lacking part or point against the
-            misfit, as much as one at the tolerance; "sequential" takes one object after another. A
-            point that may be clutter always counts as one at the tolerance.
-        features: how many of the first features are coordinates that distances are measured in; all
-            by default. For oriented parts with an appearance, 4.
-        fewest_points: that an object has; by default more than fix its pose and, with "sequential",
-            more than half of its parts.
-        devices: local devices that the scenes are spread over.
-        progress_bar: show one, or call a function with (scenes finished, scenes in all).
+            are possible.
+        rng_key: matters only if tuples of points are drawn at random.
+        bases: use all sets of parts that fix a pose, or only the first one of each template.
+        tolerance: largest distance, in the units of the points, of a point from its predicted part.
+        refit: fit the pose again to all matched points before its cost is computed.
+        cost: the "total" of squared distances, or the mean over "others" than the basis.
+        cover: "exact" minimises the number of missing parts and unexplained points first, then the
+            cost; "partial" counts each of these like a point at the tolerance; "sequential" takes
+            one object after another. An unexplained point always counts like a point at the
+            tolerance if the program has clutter.
+        features: number of leading features that are coordinates and count in distances; by default
+            all. For oriented parts with an appearance, 4.
+        fewest_points: smallest number of points of an object; by default one more than fix its pose
+            and, with "sequential", more than half of its parts.
+        devices: number of local devices for the scenes.
+        progress_bar: show one, or call a function with (scenes finished, scenes in total).
     """
     if not tolerance > 0:
         raise InputError(f"the tolerance must be a positive distance, got {tolerance}; try 0.3")
@@ -139,13 +139,13 @@ def run(
 
 
 def _read(program: Program, scenes: Scene) -> Reading:
-    """The program at each scene, with an unknown precision at the mean of its prior."""
+    """Read the program at each scene, with an unknown precision fixed at its prior mean."""
     reading = read_conjugate(program, scenes)
     seen = reading.model.seen
     if not (seen == seen[:, :1]).all():
         raise InputError(
-            "ransac requires points that are seen whole or not at all, but some features of a "
-            "point are missing; use the method ds"
+            "ransac requires points that are seen whole or not at all, but a point has missing "
+            "features; use the method ds"
         )
     return reading.at_prior_mean()
 
@@ -154,7 +154,7 @@ def _read(program: Program, scenes: Scene) -> Reading:
 def _solver(
     skeleton: Skeleton, settings: Settings, devices: int
 ) -> tuple[Callable[[LinearGaussianModel, Array], Found], Int[np.ndarray, " N"]]:
-    """Compiled once for each skeleton of a program and choice of settings."""
+    """The search, compiled once for each skeleton of a program and choice of settings."""
     plan = make_plan(skeleton, settings.bases)
 
     def explain_one(model: LinearGaussianModel, key: Array) -> Found:
@@ -181,7 +181,7 @@ def make_plan(skeleton: Skeleton, bases: str) -> Plan:
 
 
 def explain(key: Array, model: LinearGaussianModel, plan: Plan, settings: Settings) -> Found:
-    """Hypotheses of every kind, the best cover of the points by them, and their poses."""
+    """Explain a scene: make hypotheses of every kind, choose the best cover, and fit its poses."""
     structure = plan.structure
     tuples = tuples_of_points(key, model.seen.any(axis=1), structure.basis_size)
     members, valid = structure.members[plan.first], structure.valid[plan.first]
@@ -226,7 +226,7 @@ def explain(key: Array, model: LinearGaussianModel, plan: Plan, settings: Settin
 
 
 def _result(found: Found, scenes: Scene, owner: Int[np.ndarray, " N"]) -> Result:
-    """Match probabilities of zero and one; what is left over is spread evenly."""
+    """Make a result; unexplained rows are spread evenly over the remaining parts or slots."""
     num_scenes, rows = scenes.present.shape
     match_probs = np.zeros((num_scenes, rows, rows))
     scene, part = np.nonzero(found.match >= 0)
@@ -234,7 +234,7 @@ def _result(found: Found, scenes: Scene, owner: Int[np.ndarray, " N"]) -> Result
     free_rows, free_parts = (match_probs.sum(axis=axis) == 0 for axis in (2, 1))
     is_slot = owner == found.pose_mean.shape[1]
     stray = scenes.present & free_rows
-    enough = stray.sum(axis=1, keepdims=True) <= is_slot.sum()  # slots for all that are left
+    enough = stray.sum(axis=1, keepdims=True) <= is_slot.sum()  # slots for all stray points
     clutter = stray & enough
     match_probs += clutter[:, :, None] * is_slot / max(is_slot.sum(), 1)
     left = free_parts - match_probs.sum(axis=1) * free_parts

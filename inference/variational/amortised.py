@@ -1,7 +1,7 @@
 """Amortised inference: q(Z) from a trained network in one pass, and the best q(Y) given it.
 
-A network's match probabilities are a q(Z) like any other: with the poses that follow from them in
-closed form (eqs. Lambda_k and mu_k) it has an ELBO, and importance weights say how good it is.
+The match probabilities of a network are a q(Z). With the optimal q(Y) in closed form (eqs. Lambda_k
+and mu_k) it has an ELBO, and importance weights show how good it is.
 """
 
 import functools
@@ -25,10 +25,10 @@ from models.program.sites import Program
 from models.scenes import Scene
 
 Logits = Callable[[Scene], Float[np.ndarray, "scenes N N"]]
-"""From a batch of scenes to match logits, as `guides.amortised.AmortisedGuide.match_logits`."""
+"""From a batch of scenes to match logits, like `guides.amortised.AmortisedGuide.match_logits`."""
 
 ROUNDS = 3
-"""Updates of the poses and of an unknown precision, which depend on each other."""
+"""Number of updates of the poses and an unknown precision, which depend on each other."""
 
 
 @method
@@ -40,12 +40,12 @@ def run(
     match_logits: Logits,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """Read the match of one scene, or of each of a batch, off a network.
+    """Infer one scene or each scene of a batch from the match logits of a network.
 
     Args:
-        program: as for coordinate ascent; pairs that its match prior forbids get no probability.
-        rng_key: not used, nothing is random here.
-        match_logits: of a guide that was trained for this program (`guides.amortised.amortise`).
+        program: as for coordinate ascent; pairs that its match prior forbids have probability zero.
+        rng_key: not used; nothing is random here.
+        match_logits: from a guide trained for this program (`guides.amortised.amortise`).
     """
     result = solve_scenes(
         program,
@@ -58,7 +58,7 @@ def run(
 
 
 def at_logits(problem: Problem, logits: Float[np.ndarray, "scenes N N"]) -> Result:
-    """The result whose match probabilities are the projection of some logits."""
+    """The result whose match probabilities are the projection of the given logits."""
     name = "softmax" if problem.skeleton.match_family is MixtureMatch else "sinkhorn"
     fit = _fitter(problem.skeleton, name)
     fitted = fit(problem.reading.model, jnp.moveaxis(jnp.asarray(logits), 0, -1))
@@ -81,7 +81,7 @@ def at_logits(problem: Problem, logits: Float[np.ndarray, "scenes N N"]) -> Resu
 
 @functools.lru_cache(maxsize=32)
 def _fitter(skeleton: Skeleton, projection_name: str) -> Callable[..., Any]:
-    """Compiled once for each skeleton of a program."""
+    """The closed-form fit, compiled once for each skeleton of a program."""
     owner, projection = np.array(skeleton.owner), PROJECTIONS[projection_name]
 
     @jax.jit

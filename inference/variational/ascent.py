@@ -1,4 +1,4 @@
-"""One round of the coordinate updates, with annealing: the inside of the paper's Algorithm 1."""
+"""One round of coordinate updates with annealing: the inner loop of the paper's Algorithm 1."""
 
 from typing import NamedTuple
 
@@ -24,12 +24,12 @@ class Schedule(NamedTuple):
     beta_factor: float = 2.0
     beta_max: float = 1.0
     tolerance: float = 1e-3
-    """Change of the ELBO in a step, in nats, below which it has converged."""
+    """The ELBO has converged if it changes by less than this in a step, in nats."""
     max_steps: int = 1000
 
 
 class State(NamedTuple):
-    """Where a run stands; scene axes last."""
+    """The state of a run; scene axes last."""
 
     match_probs: Float[Array, "N N *runs"]
     carry: Float[Array, "..."]
@@ -51,7 +51,7 @@ def step(
     schedule: Schedule,
     tolerance: float = 1e-9,
 ) -> State:
-    """One round of coordinate updates, and annealing where the ELBO has converged."""
+    """One round of coordinate updates; beta is raised if the ELBO has converged."""
     pose = meanfield.update_pose(model, structure.owner, state.match_probs, state.precision)
     energy = meanfield.expected_energy(model, structure.owner, pose)
     precision, part_probs = state.precision, state.part_probs

@@ -1,11 +1,11 @@
-"""Where Markov chains and automatic guides begin: at draws of q, or of the prior.
+"""Initial values of Markov chains and automatic guides: draws from q, or from the prior.
 
-A scene's posterior is sharp (a precision of 1e4) and has many modes, so chains that begin at the
-prior seldom arrive. By default they begin at draws of q after coordinate ascent, from a parse for
-each chain that is drawn by its weight, given the best values of the program's conditions. Where
-ascent ends more than `CLOSE` nats below the best, the chain begins at one of the others. That needs
-a conjugate program; where the program is not, `stand_in` is a conjugate program nearby, good enough
-to begin from.
+The posterior of a scene is sharp (a precision of 1e4) and has many modes, so chains that begin at
+the prior seldom find it. By default each chain begins at a draw from q after coordinate ascent from
+its own parse, drawn by weight, given the best values of the program's conditions. If ascent ends
+more than `CLOSE` nats below the best, the chain takes the q of another one. This requires a
+conjugate program; otherwise `stand_in` makes a similar conjugate program, good enough to begin
+from.
 """
 
 import functools
@@ -42,12 +42,12 @@ _PRIOR_DRAWS = 255
 
 
 class Beginnings(NamedTuple):
-    """Where chains begin: a value of each latent site, and how uncertain the poses are there."""
+    """Initial values of the latent sites of chains, and the uncertainty of the poses there."""
 
     values: dict[str, Float[Array, "chains ..."]]
     covariance: Float[Array, "chains blocks size size"]
-    """Of the sites that poses depend on, unconstrained: of the pose of each object or, where poses
-    are computed from other sites, of all of those in one block, in the order of their names."""
+    """Covariance of the unconstrained sites on which poses depend: a block for the pose of each
+    object or, for computed poses, one block for all these sites in the order of their names."""
 
 
 def beginnings(
@@ -57,10 +57,10 @@ def beginnings(
     num_chains: int,
     start: Literal["vi", "prior"] = "vi",
 ) -> Beginnings:
-    """A beginning for each chain: a draw of the prior or, for poses, of q after a restart.
+    """Initial values for each chain: draws from the prior and, with "vi", poses drawn from q.
 
-    Where a program computes its poses, the sites that they depend on begin where least squares
-    finds the poses of that draw.
+    If a program computes its poses, the sites on which they depend begin at the least-squares fit
+    to the drawn poses.
     """
     if start not in ("vi", "prior"):
         raise InputError(f"there is no start {start!r}; choose 'vi' or 'prior'")
@@ -80,7 +80,7 @@ def beginnings(
         covariance = jnp.broadcast_to(unit, (num_chains, 1, *unit.shape))
     if start == "vi":
         copies = Scene(**scene.batch().take(np.zeros(num_chains, int)).observed)
-        # q given the best values of the conditions, not mixed over them
+        # Condition on the best values of the conditions instead of mixing over them.
         found = cavi.run(
             conditioned(nearby, best), copies, vi_key, num_restarts=1, init_strategy="draws"
         )
@@ -98,10 +98,11 @@ def beginnings(
 
 
 def _close(elbo: Float[np.ndarray, " chains"]) -> Int[np.ndarray, " chains"]:
-    """Numbers of runs: each its own, and for those far below the best the close ones in turn.
+    """For each chain, the index of the run at which it begins.
 
-    Not in proportion to exp(elbo): bounds of two modes are off by nats, and chains that all begin
-    in one of them have an R-hat of 1 however much weight the other has.
+    It is the chain's own run if this is close to the best; otherwise the close runs take turns.
+    Runs are not chosen in proportion to exp(elbo): ELBOs of two modes are off by nats, and chains
+    that all begin in one mode have an R-hat of 1, however much weight the other mode has.
     """
     is_close = elbo >= elbo.max() - CLOSE
     kept = np.flatnonzero(is_close)
@@ -109,9 +110,9 @@ def _close(elbo: Float[np.ndarray, " chains"]) -> Int[np.ndarray, " chains"]:
 
 
 def _nearby(program: Program, scene: Scene, key: Array) -> tuple[Program, dict[str, Any]]:
-    """The program itself if coordinate ascent takes it, else its stand-in, and its conditions.
+    """The program if coordinate ascent takes it, else its stand-in; and values of its conditions.
 
-    The values of the conditions are those under which coordinate ascent explains the scene best.
+    These are the values under which coordinate ascent explains the scene best.
     """
     try:
         return program, _best_conditions(program, scene, key)
@@ -128,11 +129,10 @@ def _best_conditions(program: Program, scene: Scene, key: Array) -> dict[str, An
 
 
 class stand_in(Messenger):  # lower case, as NumPyro's handlers are
-    """Effect handler: a conjugate program near this one.
+    """Effect handler: turns a program into a similar conjugate one.
 
-    The pose prior becomes Normal, with the median and the quartiles that it had, the noise becomes
-    Normal with the scale that it had, and all further continuous sites are fixed at the median of
-    their priors.
+    The pose prior becomes Normal with the same median and interquartile range. The noise becomes
+    Normal with the same scale. All further continuous sites are fixed at their prior medians.
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -151,10 +151,10 @@ class stand_in(Messenger):  # lower case, as NumPyro's handlers are
 
 
 class computed_stand_in(Messenger):
-    """Effect handler: the same for a program that computes its poses from other sites.
+    """Effect handler: `stand_in` for a program that computes its poses from other sites.
 
     Args:
-        pose: what the likelihood gets in place of the computed pose.
+        pose: given to the likelihood in place of the computed pose.
         medians: values for all continuous latent sites.
     """
 
@@ -166,7 +166,7 @@ class computed_stand_in(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "deterministic" and msg["name"] == "pose":
-            msg["stop"] = True  # its name is that of the site that stands for it
+            msg["stop"] = True  # hide it: the stand-in has a sample site of this name
         elif msg["type"] == "sample" and isinstance(msg["fn"], MatchedParts):
             msg["fn"] = _with_normal_noise(msg["fn"], self.pose)
         elif msg["type"] == "sample" and msg["name"] in self.medians and not msg["is_observed"]:
@@ -187,23 +187,23 @@ def _with_normal_noise(given: MatchedParts, pose: Float[Array, "K p"]) -> Matche
 def _prior_moments(
     program: Program, observed: dict[str, Any]
 ) -> tuple[Float[Array, "K p"], Float[Array, "K p p"], dict[str, Array]]:
-    """Mean and covariance of each object's pose in draws of the prior, medians of other sites."""
+    """Prior mean and covariance of each object's pose, and medians of all continuous sites."""
 
     def pose_at(values: dict[str, Array]) -> Float[Array, "K p"]:
         return pose_of(program, Scene(**observed), values)
 
-    with block():  # these draws are no sites of the program around them
+    with block():  # hide the sites of these draws from the surrounding program
         draws = prior_draws(program, observed, jax.random.key(0), _PRIOR_DRAWS)
         pose = jax.vmap(pose_at)(draws)
     mean = pose.mean(axis=0)
     covariance = jnp.einsum("skp,skq->kpq", pose - mean, pose - mean) / (_PRIOR_DRAWS - 1)
     size = jnp.trace(covariance, axis1=-2, axis2=-1)[:, None, None]
-    covariance += (1e-6 * size + 1e-12) * jnp.eye(pose.shape[-1])  # where a pose has fixed entries
+    covariance += (1e-6 * size + 1e-12) * jnp.eye(pose.shape[-1])  # entries may be constant
     medians = {name: jnp.median(x, axis=0) for name, x in continuous(draws).items()}
     return mean, covariance, medians
 
 
-@functools.lru_cache(maxsize=32)  # methods compile once for each program, told apart by identity
+@functools.lru_cache(maxsize=32)  # one object per program, because methods compile by identity
 def _stand_in(program: Program, computes_pose: bool) -> Program:
     if not computes_pose:
         return stand_in(program)

@@ -1,7 +1,7 @@
 """Coordinate ascent on the mean-field ELBO: the paper's Algorithm 1 with restarts, on the program.
 
-`inference.variational.ascent` has the step, `inference.variational.pool` the many runs at once, and
-this is the front door.
+`inference.variational.ascent` has one step, `inference.variational.pool` makes many runs at once,
+and this module has `run`.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ _DEFAULT = Schedule()
 InitStrategy = Literal["parses", "draws", "uniform"] | Logits
 
 MAX_TRIED = 256
-"""Sets of present objects beyond which they are not all tried, but searched among."""
+"""If there are more sets of present objects, they are searched among instead of all tried."""
 
 PUBLISHED_GMM: dict[str, Any] = {
     "init_strategy": "uniform",
@@ -49,7 +49,7 @@ PUBLISHED_GMM: dict[str, Any] = {
     "fewest_points": 0.0,
 }
 """Settings of `run` that follow the code published with the paper for GCM-GMM, on the program
-`published_mixture`: no annealing at all, and sparse solutions pass. That for GCM-DS is
+`published_mixture`: no annealing, and sparse solutions are accepted. For GCM-DS see
 `inference.variational.published`."""
 
 
@@ -68,24 +68,25 @@ def run(
     devices: int = 1,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """Fit q(Z) q(Y) to one scene or to each of a batch, and keep the best of several restarts.
+    """Fit q(Z) q(Y) to one scene or each scene of a batch, and keep the best of several restarts.
 
     Args:
         program: a NumPyro program with a Normal pose prior, one of the three match priors, and
             `MatchedParts`; optionally a Gamma `precision`, for a mixture Dirichlet `part_probs`.
-        rng_key: a scene's result depends on it and on the scene's place in the batch.
-        num_restarts: runs for each scene; of parses at most, and only those that could still win.
+        rng_key: a scene's result depends on the key and on the scene's place in the batch.
+        num_restarts: number of runs per scene. With parses it is an upper limit: only parses that
+            could still win are run.
         init_strategy: the best "parses" of the scene; "draws" of them, in proportion to their
             weights; the paper's "uniform" random R; or the `match_logits` of an amortised guide,
-            whose first run begins with them and further ones with draws.
-        projection: what R is: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM), "bethe"; "auto" takes the
-            one that the match prior of the program asks for.
-        fewest_points: a run ends in a sparse solution if an object surely has a point but not so
-            many in all; non-sparse runs are preferred, and sparse random starts are retried, up to
-            four times per restart. Zero disables the rule.
-        history: keep the ELBO's terms, beta, R and poses of each step of the best run.
-        devices: local devices that the runs are spread over.
-        progress_bar: show one, or call a function with (runs finished, runs in all).
+            with noise from the second run on.
+        projection: how R is found: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM) or "bethe"; "auto"
+            takes the one that fits the match prior of the program.
+        fewest_points: a run is sparse if an object surely has a point but fewer than this many in
+            total. Non-sparse runs are preferred, and sparse random starts are retried, up to four
+            times per restart. Zero disables the rule.
+        history: keep the ELBO and its terms, beta, R and poses of each step of the best run.
+        devices: number of local devices for the runs.
+        progress_bar: show one, or call a function with (runs finished, runs in total).
     """
     if num_restarts < 1:
         raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
@@ -119,7 +120,7 @@ def solver(
     devices: int = 1,
     progress_bar: bool | Report = False,
 ) -> Solve:
-    """What fits the scenes of a problem; the arguments are those of `run`."""
+    """A function that fits the scenes of a problem; the arguments are those of `run`."""
     report = reporter(progress_bar)
     by_parses = init_strategy in ("parses", "draws")
 
@@ -147,7 +148,7 @@ def solver(
 
 
 def _projection(problem: Problem, name: str) -> str:
-    """The projection that a match prior asks for, or the one that was asked for if it fits."""
+    """The projection for "auto", or the given one if it fits the match prior."""
     family = problem.skeleton.match_family
     is_mixture = family is MixtureMatch
     if name == "auto":
@@ -180,7 +181,7 @@ def _result(problem: Problem, best: Ended, projection: str, constant: np.ndarray
 def _history(
     engine: Engine, problem: Problem, rng_key: Array, best: Ended, given: Given
 ) -> dict[str, np.ndarray]:
-    """Do the best runs again, one step at a time, and write down what happens."""
+    """Repeat the best runs one step at a time, and record each step."""
     runs = np.c_[np.arange(len(best.attempt)), best.attempt]
     keys = run_keys(rng_key, runs)
     pool = engine.start(problem.reading.model, keys, begins_of(given, runs, keys))

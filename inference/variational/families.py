@@ -1,9 +1,9 @@
-"""What SVI can fit: the hand-derived family on the program, or an automatic guide on the marginal.
+"""The families that SVI can fit: the hand-derived one, or an automatic guide on the marginal.
 
-Each is a `Family`: where its runs begin, a loss that is random and whose gradient is unbiased, and
-the ELBO that runs are judged by. Poses are measured from where a run begins, in standard deviations
-of q there, so that one learning rate serves every parameter: at a precision of 1e4 a pose has an
-uncertainty of 0.005 and a match logit one of 1.
+A `Family` has the start of its runs, a random loss with an unbiased gradient, and the ELBO by which
+runs are compared. Poses are measured from the start of a run in standard deviations of q there.
+Then one learning rate fits all parameters: at a precision of 1e4 a pose has a scale of 0.005 and a
+match logit one of 1.
 """
 
 import functools
@@ -42,18 +42,18 @@ from models.program.sites import Program
 from models.scenes import Layout, Scene
 
 AUTOMATIC = ("AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal")
-"""Automatic guides by their names in NumPyro."""
+"""Names of the automatic guides in NumPyro."""
 
 JUDGES = 256
-"""Particles that the ELBO of an automatic guide is judged by, the same at every look."""
+"""Number of particles that estimate the ELBO of an automatic guide; the same draws every time."""
 
 Params = dict[str, Any]
 
 
 class Frame(NamedTuple):
-    """Where the poses of a run begin, and the unit that they are measured in.
+    """The initial poses of a run, and the unit in which poses are measured.
 
-    For an automatic guide both are dictionaries of the sites that poses depend on, unconstrained.
+    For an automatic guide both are dictionaries of the unconstrained sites on which poses depend.
     """
 
     centre: Any
@@ -61,18 +61,18 @@ class Frame(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family of q for one program; functions of one run, to be mapped over runs."""
+    """A family of q for one program. All but `begin` and `constant` are functions of one run."""
 
     begin: Callable[[Scene, Array, Int[np.ndarray, "runs 2"]], tuple[Params, Frame]]
-    """From scenes, a key, and the scene and attempt of each run: free parameters of each run."""
+    """From scenes, a key, and the scene and attempt of each run to the free parameters of runs."""
     loss: Callable[[Array, Params, Frame, Scene], Float[Array, ""]]
     elbo: Callable[[Params, Frame, Scene], Float[Array, ""]]
     constrained: Callable[[Params, Frame], Params]
-    """The parameters as the guide has them."""
+    """The constrained parameters of the guide."""
     draw: Callable[[Array, Params, Frame, int], dict[str, Array]]
-    """Draws of q by site."""
+    """Draws from q by site."""
     constant: Callable[[Scene], Float[np.ndarray, " scenes"]]
-    """What the ELBO leaves out, for each scene of a batch."""
+    """The constant that `elbo` leaves out, for each scene of a batch."""
 
 
 # --- the hand-derived family --------------------------------------------------------------------
@@ -80,12 +80,12 @@ class Family(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def mean_field(program: Program, start: str, particles: int, layout: Layout) -> Family:
-    """The paper's family, on the program as it stands; the match is summed in closed form."""
+    """The paper's mean-field family on the program; the ELBO sums over the match in closed form."""
     blank = layout.blank()
     example = read(program, blank)
     guide = mean_field_guide(program, blank)
-    # The guide's own bijection singles out the last row and column. All N x N logits say the same
-    # with some to spare, and steps along them are better conditioned.
+    # The guide's own bijection singles out the last row and column. All N x N logits are a
+    # redundant parameterisation, but steps along them are better conditioned.
     transforms = _transforms(guide) | {"match_probs": lambda logits: jnp.exp(log_sinkhorn(logits))}
     estimate = TraceMeanField_ELBO(num_particles=particles)
     is_mixture = example.match_family is MixtureMatch
@@ -94,7 +94,7 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
     poses_given = jax.jit(lambda model, *given: meanfield.update_pose(model, owner, *given))
 
     def begin(scenes: Scene, key: Array, runs: Int[np.ndarray, "runs 2"]) -> tuple[Params, Frame]:
-        """The R that coordinate ascent starts from with this key, and the poses given it."""
+        """Begin at the R from which coordinate ascent starts with this key, and poses given it."""
         problem = _problem(program, scenes)
         ascent = engine(problem.skeleton, projection_name, Schedule())
         parses = propose_whole(problem.reading) if start == "parses" else None
@@ -117,7 +117,7 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
                 values[name] = jnp.broadcast_to(prior, (len(prior), len(runs))).T
         frame = Frame(jnp.moveaxis(pose.mean, (2, 1), (0, 1)), jnp.sqrt(variance).swapaxes(0, 1))
         match = "match_logits" if is_mixture else "match_probs"
-        # Where R is certain there is no gradient.
+        # Bound R away from zero, where the gradient vanishes.
         free = {match: jnp.moveaxis(jnp.log(jnp.maximum(match_probs, 1e-3)), 2, 0)}
         free |= {name: transforms[name].inv(x) for name, x in values.items()}
         return free | {"pose_mean": jnp.zeros_like(frame.centre)}, frame
@@ -164,14 +164,14 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
 
 def _problem(program: Program, scenes: Scene) -> Problem:
     problem = read_problem(program, scenes, or_bound=True)
-    assert isinstance(problem, Problem)  # as `check_conjugate` has made sure of
+    assert isinstance(problem, Problem)  # guaranteed by `check_conjugate`
     return problem
 
 
 def mean_field_elbo(
     model: LinearGaussianModel, owner: Int[np.ndarray, " N"], params: Params
 ) -> Float[Array, ""]:
-    """The ELBO in closed form at any parameters of the guide, up to the scene's `elbo_constant`."""
+    """The ELBO in closed form at any parameters of the guide, up to the constant of the scene."""
     model = jax.tree.map(lambda x: x[..., None], model)
     factor = params["pose_scale_tril"]
     pose = PoseFactor(
@@ -197,7 +197,7 @@ def mean_field_elbo(
 
 
 def match_probs_of(params: Params) -> Float[Array, "*batch N N"]:
-    """R of a guide's parameters, whichever way it has them."""
+    """R from a guide's parameters, `match_logits` or `match_probs`."""
     if "match_logits" in params:
         return jax.nn.softmax(params["match_logits"], axis=-1)
     return params["match_probs"]
@@ -218,8 +218,8 @@ def automatic(
     """One of NumPyro's guides on the program with its match summed out, for any prior.
 
     Args:
-        names: the sites that poses depend on, `inference.posterior.poses.pose_sites`, which are
-            measured.
+        names: the sites on which poses depend (`inference.posterior.poses.pose_sites`); these are
+            rescaled.
     """
     blank = layout.blank()
     given = {} if name == "AutoIAFNormal" else {"init_scale": 0.5}
@@ -260,7 +260,7 @@ def automatic(
 
     def draw(key: Array, free: Params, frame: Frame, count: int) -> dict[str, Array]:
         drawn = guide.sample_posterior(key, constrained(free, frame), sample_shape=(count,))
-        # What the guide computes itself is in the frame that it was made with, not in this one.
+        # The guide itself computes sites in the frame it was created with, so compute them here.
         measured = {name: drawn[f"{name}_measured"] for name in names}
         return {name: drawn[name] for name in latent if name not in names} | {
             name: jax.vmap(supports[name])(frame.centre[name] + frame.unit[name] * x)
@@ -305,7 +305,7 @@ def _init(site: dict[str, Any]) -> Any:
 
 
 def _transforms(guide: Callable[..., Any], scene: Scene | None = None) -> dict[str, Any]:
-    """For each parameter of a guide the map from free values to its constraint."""
+    """For each parameter of a guide, the map from free values to its constraint."""
     observed = {} if scene is None else scene.observed
     found: dict[str, Any] = {}
 
@@ -315,7 +315,7 @@ def _transforms(guide: Callable[..., Any], scene: Scene | None = None) -> dict[s
             if site["type"] == "param":
                 found[name] = biject_to(site["kwargs"].get("constraint", constraints.real))
 
-    jax.eval_shape(look)  # no value is computed, so nothing is compiled
+    jax.eval_shape(look)  # traces without computing values or compiling
     return found
 
 

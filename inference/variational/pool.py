@@ -2,8 +2,8 @@
 
 Runs (a scene and a restart) are stepped together in blocks of a few fixed widths, so nothing is
 compiled again when the number of points or scenes changes, and memory does not depend on the batch.
-Each run keeps its own annealing parameter and stops at its own end. The last runs of a wide block
-go on in a narrow one. With several devices, each steps its own share of a block.
+Each run has its own annealing parameter and its own end. The last runs of a wide block continue in a
+narrow one. With several devices, each steps its own share of a block.
 """
 
 import functools
@@ -31,25 +31,25 @@ from models.program.reading import LinearGaussianModel
 from models.scenes import Scene
 
 Given = Parses | Float[np.ndarray, "scenes N N"] | None
-"""What runs may begin with: parses, or match logits of each scene."""
+"""Starts of runs: parses, or match logits of each scene; None for random starts."""
 
 POOL = 512
-"""Runs of a device in one block; their state stays within the processor's cache."""
+"""Largest number of runs of a device in a block; their state fits the processor's cache."""
 
 WIDTHS = (4, 64, POOL)
-"""Widths of a block on a device: few, as each is compiled."""
+"""Possible widths of a block on a device: few, because each is compiled."""
 
 ENTRIES = 1 << 23
-"""Entries of the match probabilities of all runs of a block: large scenes have narrower blocks."""
+"""Largest size of the match probabilities of a block: large scenes have narrower blocks."""
 
 NARROWED = 1 << 16
-"""Entries of a block that is narrowed for its last runs; less is not worth another compilation."""
+"""A block with fewer entries is not narrowed for its last runs: it would not pay for compilation."""
 
 RETRIES = 4
 """Retries of sparse random runs, per restart."""
 
 TIE = 1e-6
-"""Nats between ELBOs that count as the same: rounding that depends on the block is smaller."""
+"""ELBOs within this many nats count as equal; rounding that depends on the block is smaller."""
 
 
 class Pool(NamedTuple):
@@ -64,20 +64,19 @@ class Engine(NamedTuple):
 
     structure: Structure
     start: Callable[..., Pool]
-    """New runs from the pieces of scenes, random keys and, where they begin so, what is given:
-    parses, (N, runs), or logits, (N, N, runs)."""
+    """Makes new runs from the pieces of scenes, random keys and, optionally, parses (N, runs) or
+    logits (N, N, runs)."""
     advance: Callable[[Pool], Pool]
-    """One step of every run that is not done."""
+    """Takes one step of every run that is not done."""
     finish: Callable[[Pool], Pool]
-    """Steps until all runs of a device are done, or so few are left that a narrower block, of width
-    `narrower`, should go on with them."""
+    """Takes steps until at most `narrower(width, ...)` runs of each device are not done."""
     devices: int
     log_bound: float
-    """What makes the ELBO a lower bound under this projection (`guides.projections`)."""
+    """Constant that makes the ELBO a lower bound under this projection (`guides.projections`)."""
 
 
 def narrower(width: int, num_rows: int) -> int:
-    """The width that the last runs of a block are narrowed to; zero if they are not."""
+    """Width of the block in which the last runs of a wider block continue; zero if they stay."""
     if width < POOL and width * num_rows**2 < NARROWED:
         return 0
     return max((w for w in WIDTHS if w <= width // 8), default=0)
@@ -87,7 +86,7 @@ def narrower(width: int, num_rows: int) -> int:
 def engine(
     skeleton: Skeleton, projection_name: str, schedule: Schedule, devices: int = 1
 ) -> Engine:
-    """For programs of one skeleton. Each part is compiled once for each width of a block."""
+    """The engine for programs of one skeleton; compiled once for each width of a block."""
     structure = starts.structure(skeleton)
     projection = PROJECTIONS[projection_name]
     on_devices = functools.partial(sharded, mesh=mesh_of(devices))
@@ -139,13 +138,13 @@ class Restarts(NamedTuple):
     """Number of runs per scene."""
 
     most: int
-    """Non-sparse runs, at most."""
+    """Largest number of runs, not counting retries of sparse ones."""
     fewest_points: float
     """A run is sparse if an object surely has a point but fewer than this many in total."""
 
 
 class Ended(NamedTuple):
-    """What runs ended in: a row for each run, or for the best run of each scene."""
+    """Final states of runs, one row each: some finished runs, or the best run of each scene."""
 
     match_probs: Float[np.ndarray, "runs N N"]
     pose_mean: Float[np.ndarray, "runs K p"]
@@ -158,7 +157,7 @@ class Ended(NamedTuple):
 
 
 class Waiting:
-    """Runs that are waiting, and the retries left per scene.
+    """The queue of waiting runs, and the retries left per scene.
 
     Retries of a scene depend only on its own runs, not on the rest of the batch.
     """
@@ -189,7 +188,7 @@ class Waiting:
 
 @jax.jit
 def run_keys(base: Array, runs: Int[Array, "runs 2"]) -> Array:
-    """A key for each run that depends on its scene and attempt alone, not on the pool."""
+    """A key for each run, which depends only on its scene and attempt, not on the pool."""
     fold = jax.vmap(lambda run: jax.random.fold_in(jax.random.fold_in(base, run[0]), run[1]))
     return fold(runs)
 
@@ -202,10 +201,10 @@ def best_of_restarts(
     report: Report,
     given: Given = None,
 ) -> Ended:
-    """Make all runs, block by block, and keep the best of each scene.
+    """Make all runs, block by block, and keep the best run of each scene.
 
     Args:
-        given: what runs begin with; by default they begin at random.
+        given: starts of the runs; by default they are random.
     """
     devices, scenes = engine.devices, problem.scenes
     num_rows = scenes.layout.num_rows
@@ -240,17 +239,17 @@ def best_of_restarts(
 
 
 def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
-    """How many parses of each scene could still end in the best ELBO."""
+    """Number of parses of each scene that could still end in the best ELBO."""
     close = parses.value >= parses.value[:, :1] - CLOSE
     return np.clip(np.asarray(close).sum(axis=1), 1, most)
 
 
 def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> AnyArray | None:
-    """What each run (scene, attempt) begins with.
+    """The start of each run (scene, attempt).
 
-    Of parses each run gets the next one of its scene, and after the last the first again. Of logits
-    the first run of a scene gets them as they are, and further ones with Gumbel noise: as if each
-    point drew its part.
+    With parses, attempts take the parses of their scene in turn. With logits, the first run of a
+    scene gets the logits, and further runs get them with Gumbel noise, as if each point drew its
+    part.
     """
     scene, attempt = runs.T
     if given is None:
@@ -266,7 +265,7 @@ def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> Any
 
 
 def _taken(pool: Pool, runs: Int[np.ndarray, " taken"]) -> Pool:
-    """Some runs of a pool, moved through the host: they are few."""
+    """Some runs of a pool, which are few, taken through the host."""
     wide = pool.state.done.shape
     return jax.tree.map(lambda x: np.asarray(x)[..., runs] if x.shape[-1:] == wide else x, pool)
 
@@ -295,7 +294,7 @@ def _ended(
     present: Bool[np.ndarray, "runs N"],
     fewest_points: float,
 ) -> Ended:
-    """What some runs of a block ended in."""
+    """The final states of some runs of a block."""
     match_probs = np.moveaxis(np.asarray(state.match_probs)[..., which], -1, 0)
     mean, covariance = (np.asarray(x)[..., which] for x in state.pose[:2])
     num_objects = len(structure.members)
@@ -312,10 +311,10 @@ def _ended(
 
 
 def _keep_best(best: Ended, ended: Ended, scene: Int[np.ndarray, " runs"]) -> None:
-    """Put runs in the place of the best of their scenes, where they are better.
+    """Replace the best run of a scene where a new one is better.
 
-    Chosen by the ELBO alone, among runs that are not sparse if there are any. Of runs that end in
-    the same ELBO, as those do that name identical objects differently, it is the first attempt.
+    Non-sparse runs are better than sparse ones; among these the ELBO decides. Of runs with equal
+    ELBOs, such as those that name identical objects differently, the first attempt is best.
     """
     for i in np.argsort(ended.attempt, kind="stable"):
         s = scene[i]
@@ -333,7 +332,7 @@ def _is_sparse(
     num_objects: int,
     fewest_points: float = 2.0,
 ) -> Bool[np.ndarray, " runs"]:
-    """The paper's rule: some r above 0.9 for an object that has less than two points in all."""
+    """The paper's rule: some r is above 0.9 for an object with fewer than two expected points."""
     of_points = np.where(present[..., None], match_probs, 0.0)
     groups = np.arange(num_objects)[:, None] == owner
     surely = np.stack([(of_points[..., g] > 0.9).any(axis=(-2, -1)) for g in groups], axis=-1)

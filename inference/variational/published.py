@@ -1,20 +1,19 @@
 """GCM-DS as the code published with the paper runs it, for comparisons.
 
 That code (github.com/anazabal/GenerativeCapsules, commit 913e132, `sinkhorn_model_annealing_stop`)
-differs from the paper's text, and from `inference.cavi`, in ways that its numbers depend on:
+differs from the paper's text, and from `inference.cavi`, in ways that matter for its numbers:
 
-- The entries of the first R are uniform, and its rows, but not its columns, are scaled to one.
+- The entries of the first R are uniform; its rows, but not its columns, are scaled to sum to one.
 - log rho leaves out the constant of the Normal density, and Sinkhorn stops after two sweeps,
-  columns first. Converged, the constant of a row would not matter; here it decides how much of a
-  column the dummy rows take.
-- The precision doubles whenever the ELBO has settled, while it is below its full value: from 500 it
-  ends at 16,000.
-- Whenever the ELBO has settled in a sparse solution the run restarts, *within* its 500 steps.
-  All of those are made, and the run ends wherever it is then.
+  columns first. With converged Sinkhorn the constant of a row would not matter; here it decides how
+  much of a column the dummy rows take.
+- The precision doubles whenever the ELBO settles below the full precision: from 500 to 16,000.
+- Whenever the ELBO has settled in a sparse solution the run restarts, *within* its 500 steps. All
+  steps are made, and the run ends wherever it is then.
 - The restart with the highest ELBO is taken. (The published script also stops at the first restart
-  that is right by the truth, which no method may know; it is left out here.)
+  that agrees with the truth, which a method cannot know; this is left out here.)
 
-Two sweeps leave columns that do not sum to one, so this ELBO is no lower bound on anything.
+After two sweeps columns do not sum to one, so this ELBO is not a lower bound.
 """
 
 import functools
@@ -41,13 +40,13 @@ from models.scenes import Scene
 STEPS = 500
 SWEEPS = 2
 SETTLED = 1e-3
-"""Nats; a smaller change of the ELBO in a step ends a stage of the annealing."""
+"""A smaller change of the ELBO in a step, in nats, ends a stage of the annealing."""
 SUMS_TO_ONE = 1e-3
-"""Sinkhorn stops even before its two sweeps where all rows sum to one as closely as this."""
+"""Sinkhorn stops before its two sweeps if all rows sum to one within this."""
 
 
 class Walk(NamedTuple):
-    """Where all runs stand; the axis of runs is last."""
+    """The state of all runs; the axis of runs is last."""
 
     match_probs: Float[Array, "N N runs"]
     pose: PoseFactor
@@ -66,13 +65,13 @@ def run(
     beta_start: float = 0.05,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """Fit q(Z) q(Y) to one scene or to each of a batch as the published code does.
+    """Fit q(Z) q(Y) to one scene or each scene of a batch as the published code does.
 
     Args:
-        program: as `inference.cavi.run` takes it, with a match prior over permutations.
-        num_restarts: runs for each scene, from random R.
-        beta_start: the precision that runs begin with, as a share of the full one.
-        progress_bar: show one, or call a function with (runs finished, runs in all).
+        program: a program as for `inference.cavi.run`, with a match prior over permutations.
+        num_restarts: number of runs for each scene, from random R.
+        beta_start: the initial precision, as a share of the full one.
+        progress_bar: show one, or call a function with (runs finished, runs in total).
     """
     if num_restarts < 1:
         raise InputError(f"num_restarts must be at least 1, got {num_restarts}")
@@ -84,8 +83,9 @@ def run(
         or problem.skeleton.has_clutter
     ):
         raise InputError(
-            "the published GCM-DS has no further latent sites, a known precision, no clutter and a "
-            "match prior over permutations, which this program does not; use inference.cavi"
+            "the published GCM-DS requires a program with no further latent sites, a known "
+            "precision, no clutter and a match prior over permutations; use inference.cavi for "
+            "this program"
         )
     which = np.repeat(np.arange(len(scenes.points)), num_restarts)
     model, owner = problem.reading.take(which), problem.owner
@@ -115,7 +115,7 @@ def run(
 def _walk(
     model: LinearGaussianModel, keys: Array, beta_start: float, owner: tuple[int, ...]
 ) -> Walk:
-    """All steps of all runs."""
+    """Make all steps of all runs."""
     runs = model.points.shape[-1]
     first = random_rows(keys[0], model)
     walk = step(model, np.array(owner), first, jnp.full(runs, beta_start), jnp.full(runs, -jnp.inf))
@@ -141,7 +141,7 @@ def step(
     beta: Float[Array, " runs"],
     before: Float[Array, " runs"],
 ) -> Walk:
-    """One round of updates; `before` is the ELBO of the step before."""
+    """One round of updates; `before` is the ELBO of the last step."""
     precision = meanfield.fixed_precision(model, beta)
     pose = meanfield.update_pose(model, owner, match_probs, precision)
     energy = meanfield.expected_energy(model, owner, pose)
@@ -161,7 +161,7 @@ def step(
 
 
 def sweep(log_rho: Float[Array, "N N runs"]) -> Float[Array, "N N runs"]:
-    """Sinkhorn, columns then rows, twice at most."""
+    """At most two sweeps of Sinkhorn, columns then rows."""
     rows = logsumexp(log_rho, axis=1)
     for _ in range(SWEEPS):
         done = (jnp.abs(jnp.exp(rows) - 1.0) < SUMS_TO_ONE).all(axis=0)
@@ -175,7 +175,7 @@ def sweep(log_rho: Float[Array, "N N runs"]) -> Float[Array, "N N runs"]:
 def is_sparse(
     model: LinearGaussianModel, owner: Int[np.ndarray, " N"], match_probs: Float[Array, "N N runs"]
 ) -> Bool[Array, " runs"]:
-    """Whether an object surely has a point, but less than two in all."""
+    """Whether an object surely has a point, but fewer than two in total."""
     of_points = match_probs * model.seen.any(axis=1)[:, None]
     found = jnp.zeros(match_probs.shape[-1], bool)
     for k in range(len(model.pose_mean)):
@@ -185,7 +185,7 @@ def is_sparse(
 
 
 def random_rows(key: Array, model: LinearGaussianModel) -> Float[Array, "N N runs"]:
-    """R with uniform entries and rows that sum to one, zero in dummy rows."""
+    """R with uniform entries and rows that sum to one; dummy rows are zero."""
     num_parts, runs = model.match_logits.shape[0], model.points.shape[-1]
     entries = jax.random.uniform(key, (num_parts, num_parts, runs))
     present = model.seen.any(axis=1)[:, None]

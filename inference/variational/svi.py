@@ -1,9 +1,8 @@
-"""Stochastic variational inference: gradient steps on the ELBO, on the program itself.
+"""Stochastic variational inference: gradient steps on the ELBO of the program.
 
-With the guide "mean_field" it climbs the very ELBO that coordinate ascent climbs, from the same
-starts, but in small steps along noisy gradients: a check on the hand-derived updates. With one of
-NumPyro's automatic guides it takes any prior, on the program with its match summed out.
-`inference.variational.families` has the two kinds of guide.
+The guide "mean_field" maximises the same ELBO as coordinate ascent, from the same starts, but by
+noisy gradients; this checks the hand-derived updates. NumPyro's automatic guides take any prior, on
+the program with its match summed out. `inference.variational.families` has the two kinds of guide.
 """
 
 import functools
@@ -42,11 +41,11 @@ if TYPE_CHECKING:  # slow to import, and only this method needs it
 Guide = Literal["mean_field", "AutoMultivariateNormal", "AutoNormal", "AutoIAFNormal"]
 
 LOOK = 100
-"""Steps between two looks at the ELBO."""
+"""Steps between evaluations of the ELBO."""
 
 
 class Fit(NamedTuple):
-    """Where the runs stand; one entry for each run."""
+    """The state of the runs; one entry for each run."""
 
     params: Params
     optimizer: Any
@@ -62,7 +61,7 @@ class Best(NamedTuple):
     """Fields of a `Result`."""
 
     def draws(self, family: Family, key: Array, num_samples: int) -> dict[str, np.ndarray]:
-        """Draws of q for the first scene, as one chain."""
+        """Draws from q for the first scene, as one chain."""
         params, frame = jax.tree.map(lambda x: x[0], (self.params, self.frame))
         drawn = family.draw(key, params, frame, num_samples)
         return {name: np.asarray(x)[None] for name, x in drawn.items()}
@@ -85,25 +84,25 @@ def run(
     history: bool = False,
     progress_bar: bool | Report = False,
 ) -> Result:
-    """Fit a guide to one scene, or with "mean_field" to each of a batch; the best restart is kept.
+    """Fit a guide to one scene, or with "mean_field" to each scene of a batch; keep the best run.
 
-    All runs take their steps together, and end together when the ELBO of each has changed by less
-    than the tolerance twice, looked at every 100 steps. For the mean-field guide the ELBO is the
-    closed form that `cavi.run` reports, not an estimate; for an automatic one it is estimated, by
-    the same draws at every look. Results for single scenes have draws of q, as one chain.
+    The ELBO is evaluated every 100 steps. All runs step together and end together, when the ELBO of
+    every run has changed by less than the tolerance at the last two evaluations. For the mean-field
+    guide the ELBO is the closed form of `cavi.run`; for an automatic guide it is estimated, with
+    the same draws every time. Results for single scenes have draws from q, as one chain.
 
     Args:
-        program: for "mean_field" a program that the closed forms hold for, as coordinate ascent
-            requires it; for an automatic guide any NumPyro program that nuts takes.
-        num_restarts: runs for each scene, of which the one with the highest ELBO is kept.
-        init_strategy: for "mean_field" what `cavi.run` takes, "parses" or "uniform", with the same
-            starts for the same key; for an automatic guide "vi", poses after coordinate ascent, or
+        program: for "mean_field" a program for which the closed forms hold, as for coordinate
+            ascent; for an automatic guide any NumPyro program that nuts takes.
+        num_restarts: number of runs per scene; the one with the highest ELBO is kept.
+        init_strategy: for "mean_field" "parses" or "uniform", with the same starts as `cavi.run`
+            for the same key; for an automatic guide "vi", poses after coordinate ascent, or
             "prior".
-        optimizer: any optax optimizer; by default Adam with steps that shrink. Poses are measured
-            in standard deviations.
-        num_particles: draws of q for each gradient.
-        tolerance: change of the ELBO, in nats, below which a run has converged.
-        history: keep the ELBO and the mean loss at each look, for every run.
+        optimizer: any optax optimizer; by default Adam with a decaying step size. Poses are
+            measured in standard deviations.
+        num_particles: number of draws from q for each gradient.
+        tolerance: a run has converged if its ELBO changes by less than this, in nats.
+        history: keep the ELBO and the mean loss at each evaluation of the best run.
     """
     scenes = scene.batch()
     check_program(program, scenes.take(0))
@@ -133,15 +132,15 @@ def run(
 
 @functools.cache  # runs are compiled once for each optimizer
 def default_optimizer(*, is_flow: bool) -> "optax.GradientTransformation":
-    """Adam whose step is halved every 200 steps in the end, to average the gradient's noise away.
+    """Adam with a step size that is halved every 200 steps after 500, to average out noise.
 
-    It measures gradients by the last 20 or so of them (optax's 0.999 by the last 1000): on the way
-    they become smaller by orders of magnitude, and divided by the size that they once had the last
-    steps would be too short to arrive.
+    Its second moment averages about the last 20 gradients (optax's default of 0.999: the last
+    1000). Gradients shrink by orders of magnitude, so with a longer memory the last steps would be
+    too small to converge.
 
-    The parameters of a flow are the weights of networks: its steps are smaller, and none too large.
-    After 1000 steps they are halved every 150. Halved every 500 they are still so long after 3000
-    that the ELBO goes up and down by 0.01 nats or more between two looks, and no run ever settles.
+    The parameters of a flow are weights of networks. Its steps are smaller, its gradients are
+    clipped, and steps are halved every 150 after 1000. Halved every 500, the ELBO would still vary
+    by 0.01 nats or more between evaluations after 3000 steps, and no run would settle.
     """
     import optax
 
@@ -158,7 +157,7 @@ def _fields(
     tolerance: float,
     history: bool,
 ) -> dict[str, Any]:
-    """Fields of a `Result`, runs first."""
+    """Fields of a `Result`; the axis of runs is first."""
     return {
         "elbo": elbo[-1],
         "converged": _settled(elbo, tolerance),
@@ -188,8 +187,8 @@ def climb(
 ) -> tuple[Fit, Float[np.ndarray, "looks+1 runs"], Float[np.ndarray, "looks runs"]]:
     """Take steps until the ELBO of every run has settled.
 
-    Returns where the runs end, their ELBO at the start and at each look, and their mean loss
-    between the looks.
+    Returns the final state of the runs, their ELBO at the start and at each evaluation, and their
+    mean loss between evaluations.
     """
     advance, judge = _compiled(family, optimizer)
     num_runs = len(jax.tree.leaves(frame)[0])
@@ -209,7 +208,7 @@ def climb(
 def _compiled(
     family: Family, optimizer: "optax.GradientTransformation"
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Some steps of all runs, and their ELBO, compiled once for each family."""
+    """`LOOK` steps of all runs, and their ELBO; compiled once for each family and optimizer."""
     import optax
 
     update = optax.with_extra_args_support(optimizer).update
@@ -233,12 +232,12 @@ def _compiled(
 
 @functools.lru_cache(maxsize=32)
 def _constrained(family: Family) -> Callable[[Params, Frame], Params]:
-    """Compiled once for each family, and not for each scene."""
+    """`family.constrained`, compiled once for each family and not for each scene."""
     return jax.jit(jax.vmap(family.constrained))
 
 
 def _settled(elbo: Float[np.ndarray, "looks+1 runs"], tolerance: float) -> Any:
-    """Which runs changed by less than the tolerance at the last two looks."""
+    """Which runs changed by less than the tolerance at each of the last two evaluations."""
     if len(elbo) < 3:
         return np.zeros(elbo.shape[1], bool)
     return (np.abs(np.diff(elbo[-3:], axis=0)) < tolerance).all(axis=0)
@@ -265,8 +264,8 @@ def _family(
         )
     if discrete := discrete_sites(program, scene):
         raise InputError(
-            f"site {next(iter(discrete))!r}: it is discrete, and automatic guides require "
-            "continuous sites; use nuts or exact, which sum over it, or gibbs"
+            f"site {next(iter(discrete))!r} is discrete, but automatic guides require continuous "
+            "sites; use nuts or exact, which sum over it, or gibbs"
         )
     check_table(program, scene)
     names = pose_sites(program, scene)
@@ -276,7 +275,7 @@ def _family(
 def _mean_field_result(
     program: Program, family: Family, scene: Scene, best: Best, key: Array, num_samples: int
 ) -> Result:
-    """The parameters of q are the result; draws of it for a single scene only."""
+    """Make a result from the parameters of q; a single scene also has draws."""
     scenes = scene.batch()
     q = _constrained(family)(best.params, best.frame)
     factor = np.asarray(q["pose_scale_tril"])
@@ -306,7 +305,7 @@ def _mean_field_result(
 def _automatic_result(
     program: Program, family: Family, scene: Scene, best: Best, key: Array, num_samples: int
 ) -> Result:
-    """Of draws of q for one scene, with a match for each."""
+    """Make a result from draws from q for one scene, with a match for each draw."""
     draws = best.draws(family, key, num_samples)
     draws["match"], match_probs = recover_match(program, scene, draws, key)
     draws = with_computed(program, scene, draws)

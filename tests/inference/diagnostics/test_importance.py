@@ -172,7 +172,7 @@ def test_weights_of_known_tails():
 
 
 def test_only_variational_results_have_weights():
-    with pytest.raises(InputError, match="require a variational result, got one of 'exact'"):
+    with pytest.raises(InputError, match="require a variational result, got one from 'exact'"):
         importance(PROGRAM, result_of("exact"), jax.random.key(0))
 
 

@@ -234,7 +234,7 @@ def test_names_have_to_fit():
     assert coordinates(PARTS, present, ["left", "right"])["object"] == ["left", "right"]
     assert coordinates(stack([[[0, 0], [1, 2]]]), present)["object"] == ["object"]
     assert coordinates(stack(shapes("square", "L")), present)["object"] == ["square", "L"]
-    with pytest.raises(InputError, match="2 different names for the objects"):
+    with pytest.raises(InputError, match="2 different names, one for each object"):
         coordinates(PARTS, present, ["one", "one"])
 
 

@@ -184,5 +184,5 @@ def test_the_key_decides():
 
 
 def test_draws_of_a_batch_are_refused():
-    with pytest.raises(InputError, match=r"for one scene, got a batch; use scene\.take\(i\)"):
+    with pytest.raises(InputError, match=r"require one scene, got a batch; use scene\.take\(i\)"):
         exact.sample(UNIFORM, CASES["dummies"][1].batch(), jax.random.key(0))

@@ -64,7 +64,7 @@ def with_data_that_depend(points=None, present=None):
         (with_heavy_tails, {}, "'pose'.*MultivariateStudentT"),
         (with_heavy_tails, {"e_step": "ds"}, "'pose'.*MultivariateStudentT"),
         (with_heavy_tails, {"e_step": "map"}, "'pose'.*MultivariateStudentT"),
-        (with_precision, {"holdout": 1.0}, "holdout is a share"),
+        (with_precision, {"holdout": 1.0}, "holdout must be a share"),
         (with_precision, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
     ids=lambda x: x.__name__ if callable(x) else None,

@@ -107,7 +107,7 @@ def test_the_window_is_the_same_in_all_frames_and_has_the_points():
 
 
 def test_a_film_wants_a_history():
-    with pytest.raises(InputError, match="no history of one; infer a single scene with history"):
+    with pytest.raises(InputError, match="result has none; infer a single scene with history"):
         film.write_film(replace(RESULT, history=None), PARTS, io.BytesIO())
 
 
@@ -164,7 +164,7 @@ def test_without_ffmpeg_an_mp4_is_refused(scene_file, monkeypatch):
     monkeypatch.setattr(film.FFMpegWriter, "isAvailable", classmethod(lambda cls: False))
     result = run(scene_file, "--out", scene_file.with_name("fit.mp4"))
     assert result.exit_code == cli.BAD_INPUT
-    assert "wants the program ffmpeg, which is not installed; install it, or write" in result.stderr
+    assert "requires the program ffmpeg, which is not installed; install it" in result.stderr
 
 
 @pytest.mark.skipif(not film.FFMpegWriter.isAvailable(), reason="ffmpeg is not installed")

@@ -145,7 +145,7 @@ def test_the_first_steps_are_drawn_in_the_window_of_all():
 
 
 def test_without_a_history_it_says_so():
-    with pytest.raises(InputError, match="no history of one; infer a single scene with history"):
+    with pytest.raises(InputError, match="result has none; infer a single scene with history"):
         fits.plot_history(replace(RESULT, history=None))
 
 
@@ -187,5 +187,5 @@ def test_the_gap_is_evidence_less_elbo():
 def test_pictures_of_batches_want_batches():
     with pytest.raises(InputError, match="the ELBOs of a batch"):
         fits.plot_restarts(RESULT)
-    with pytest.raises(InputError, match="the same 2 scenes, got 1 of 'exact'"):
+    with pytest.raises(InputError, match="the same 2 scenes, got 1 from 'exact'"):
         fits.plot_gap(batch([OWNER, OWNER], elbo=[0.0, 0.0]), batch([OWNER], evidence=[0.0]))
