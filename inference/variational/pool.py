@@ -2,8 +2,8 @@
 
 Runs (a scene and a restart) are stepped together in blocks of a few fixed widths, so nothing is
 compiled again when the number of points or scenes changes, and memory does not depend on the batch.
-Each run has its own annealing parameter and its own end. The last runs of a wide block continue in a
-narrow one. With several devices, each steps its own share of a block.
+Each run has its own annealing parameter and its own end. The last runs of a wide block continue in
+a narrow one. With several devices, each steps its own share of a block.
 """
 
 import functools
@@ -43,7 +43,7 @@ ENTRIES = 1 << 23
 """Largest size of the match probabilities of a block: large scenes have narrower blocks."""
 
 NARROWED = 1 << 16
-"""A block with fewer entries is not narrowed for its last runs: it would not pay for compilation."""
+"""A block with fewer entries is not narrowed for its last runs: that would not pay."""
 
 RETRIES = 4
 """Retries of sparse random runs, per restart."""

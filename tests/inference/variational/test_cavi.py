@@ -283,6 +283,14 @@ def test_a_run_goes_on_while_its_match_is_not_doubly_stochastic(monkeypatch, sce
     assert (result.steps == 9).all()
 
 
+def test_it_compiles_with_the_options_of_users(monkeypatch, scenes):
+    """The flags of the tests would hide an option that XLA or JAX does not take."""
+    monkeypatch.delenv("XLA_FLAGS")
+    schedule = Schedule(max_steps=10)  # compiled for this test alone
+    found = cavi.run(pair, scenes.take(slice(2)), jax.random.key(0), schedule=schedule)
+    assert found.converged.all()
+
+
 def test_a_run_that_is_cut_short_says_so(scenes):
     found = cavi.run(
         pair,
