@@ -34,8 +34,9 @@ def run(*arguments):
 
 
 def start(*arguments, cache, **options):
-    """The real thing, in a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    """The real thing, in a process of its own and without the settings of the tests."""
+    settings = ("JAX_", "XLA_FLAGS")
+    environment = {k: value for k, value in os.environ.items() if not k.startswith(settings)}
     environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     command = [sys.executable, "-m", "capsules.cli", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
