@@ -68,8 +68,8 @@ def evaluate(
     by. [bold]slots[/bold] is that of the paper's main table, where an object must be in
     its own place among identical ones. sa is segmentation accuracy, ari the
     adjusted Rand index, vi the variation of information (nats, lower is
-    better); each with its standard error over scenes. A file may have any number of
-    scenes: they are read and inferred in blocks.
+    better); each with its standard error over scenes. A file may have any
+    number of scenes: they are read and inferred in blocks.
 
     [bold]Examples[/bold]
 

@@ -84,10 +84,11 @@ def reproduce(
     text, under those of the code published with it, and by default. Faces are
     drawn ones, not the paper's photographs, which are not ours to ship.
     [bold]equivariance[/bold] trains PCAE, the part autoencoder, on the digit 4 and
-    measures how its parts follow a turn. The
-    tables are printed and written to DIR as Markdown, CSV and a figure. Finished
-    blocks are kept there: after an interruption the same command resumes and
-    ends in the same numbers.
+    measures how its parts follow a turn.
+
+    The tables are printed and written to DIR as Markdown, CSV and a figure.
+    Finished blocks are kept there: after an interruption the same command
+    resumes and ends in the same numbers.
 
     [bold]Examples[/bold]
 
