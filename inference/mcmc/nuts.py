@@ -36,6 +36,7 @@ from inference.variational.beginnings import Beginnings
 from models.errors import InputError
 from models.program.marginal import check_table, marginal, tempered
 from models.program.sites import Program
+from models.program.versions import as_it_stands
 from models.program.witness import check_program
 from models.scenes import Scene
 
@@ -203,6 +204,8 @@ def run(
         num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar
     )
     budget.check(scene)
+    check_program(program, scene)
+    program = as_it_stands(program, scene)
     _check(program, scene, num_temperatures, target_accept_prob)
     depth = (10 if num_temperatures == 1 else 6) if max_tree_depth is None else max_tree_depth
     target = functools.partial(
@@ -227,7 +230,6 @@ def _check(
     program: Program, scene: Scene, num_temperatures: int, target_accept_prob: float
 ) -> None:
     """Refuse programs whose match cannot be summed out, and impossible settings."""
-    check_program(program, scene)
     table = possible_values(program, scene)
     check_table(program, scene, at_first(table))
     if not 0 < target_accept_prob < 1:

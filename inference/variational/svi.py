@@ -32,6 +32,7 @@ from models.errors import InputError
 from models.program.batches import check_conjugate
 from models.program.marginal import check_table
 from models.program.sites import Program
+from models.program.versions import as_it_stands
 from models.program.witness import check_program
 from models.scenes import Scene
 
@@ -106,6 +107,7 @@ def run(
     """
     scenes = scene.batch()
     check_program(program, scenes.take(0))
+    program = as_it_stands(program, scenes.take(0))
     _check_budget(num_restarts, num_particles, num_steps)
     family = _family(program, scene, guide, init_strategy, num_particles)
     attempt, scene_of = np.divmod(np.arange(len(scenes.points) * num_restarts), len(scenes.points))
