@@ -19,7 +19,7 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.util import is_identically_one
 
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import PermutationMatch
+from models.distributions.match import MixtureMatch, PermutationMatch
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
 from models.program.sites import (
@@ -271,7 +271,9 @@ def _is_factor(sites: Mapping[str, Site], name: str) -> bool:
     if name == "precision":
         used = getattr(sites["points"]["fn"], "precision", None) if "points" in sites else None
         return type(prior) is dist.Gamma and prior.shape() == () and used is value
-    return type(prior) is dist.Dirichlet and len(prior.shape()) == 1
+    # Under a prior over permutations they have another normaliser, and no Dirichlet posterior.
+    is_mixture = "match" in sites and type(sites["match"]["fn"]) is MixtureMatch
+    return type(prior) is dist.Dirichlet and len(prior.shape()) == 1 and is_mixture
 
 
 def _check_exact_and_square(prior: PermutationMatch) -> None:

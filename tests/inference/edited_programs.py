@@ -755,6 +755,24 @@ def permutation_subclass(points=None, present=None, *, match_prior):
     return observed(match, poses(), points, present)
 
 
+def flat_part_probs(values):
+    prior = right.multivariate_normal(values["pose"], np.zeros(P), np.eye(P)).sum()
+    return float(prior) + right.math.lgamma(N)
+
+
+@row(
+    "part probabilities under permutations",
+    any_density("part_probs"),
+    Oracle(assumed, log_pose=flat_part_probs),
+    values=lambda index: near_the_truth(index) | {"part_probs": np.arange(1, N + 1) / 28},
+    family="permutation",
+)
+def part_probs_of_permutations(points=None, present=None, *, match_prior):
+    probs = numpyro.sample("part_probs", dist.Dirichlet(jnp.ones(N)))
+    prior = PermutationMatch(jnp.broadcast_to(jnp.log(probs), (N, N)))
+    return observed(numpyro.sample("match", prior), poses(), points, present)
+
+
 # --- handlers -------------------------------------------------------------------------------------
 
 
