@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpyro.distributions import Distribution
 
-from models.errors import ConjugacyError
+from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import padded
 from models.program.reading import FACTORS, LinearGaussianModel, look
 from models.program.sites import Program, Values, described
@@ -119,6 +119,8 @@ def read_scenes(
         if known is None or len(scenes.points) > 1
         else _trace_single(program, scenes, given, factors, known)
     )
+    if isinstance(found, Reading):
+        _refuse_points_that_are_not_there(found, scenes)
     if known is None and isinstance(found, Reading):
         if _testify(program, scenes, given, found):
             _KNOWN[name] = found.varies
@@ -193,6 +195,17 @@ def _trace_single(
         return _trace_batch(program, scenes, given, factors)
     model = jax.tree.map(lambda x: x[..., None], found)
     return Reading(model, varies, skeleton_of(found, varies))
+
+
+def _refuse_points_that_are_not_there(reading: Reading, scenes: Scene) -> None:
+    """Refuse a program that takes rows for points where the scene has none."""
+    extra = reading.model.seen.any(axis=1) & ~scenes.present.T
+    if extra.any():
+        raise InputError(
+            f"site 'points': its MatchedParts takes row {np.argwhere(extra)[0, 0]} for a point, "
+            "but the scene's `present` is false there, so the row is padding; pass the program's "
+            "`present` on to MatchedParts"
+        )
 
 
 def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -> bool:

@@ -607,6 +607,16 @@ def prior_of_the_points(points=None, present=None, *, match_prior):
     return observed(matches(match_prior), pose, points, present)
 
 
+@row(
+    "present not passed on",
+    any_density("points"),
+    fixed(present=np.ones(N, bool)),
+    partition=None,
+)
+def without_present(points=None, present=None, *, match_prior):
+    return observed(matches(match_prior), poses(), points, None)
+
+
 _COUNT = float(right.normal(np.asarray(6.0 - 5.0), np.asarray(2.0)))
 
 
