@@ -31,7 +31,8 @@ from inference.variational.families import (
 from models.errors import InputError
 from models.program.batches import check_conjugate
 from models.program.marginal import check_table
-from models.program.sites import Program
+from models.program.reading import refuse_moving_supports
+from models.program.sites import Program, Unknown, trace_sites
 from models.program.versions import as_it_stands
 from models.program.witness import check_program
 from models.scenes import Scene
@@ -270,8 +271,20 @@ def _family(
             "continuous sites; use nuts or exact, which sum over it, or gibbs"
         )
     check_table(program, scene)
+    _refuse_moving_supports(program, scene)
     names = pose_sites(program, scene)
     return automatic(program, names, guide, start, particles, scene.layout)
+
+
+def _refuse_moving_supports(program: Program, scene: Scene) -> None:
+    """An automatic guide has the supports that it was made with, whatever else changes."""
+
+    def look(zero: Array, observed: dict[str, Array]) -> Array:
+        sites = trace_sites(program, Scene(**observed), None, Unknown(zero))
+        refuse_moving_supports({n: s["fn"] for n, s in sites.items() if not s["is_observed"]})
+        return zero
+
+    jax.vmap(look)(jax.device_put(np.zeros(1)), scene.batch().observed)
 
 
 def _mean_field_result(

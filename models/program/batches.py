@@ -18,7 +18,13 @@ from numpyro.distributions import Distribution
 
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import padded
-from models.program.reading import FACTORS, LinearGaussianModel, look
+from models.program.reading import (
+    FACTORS,
+    LinearGaussianModel,
+    look,
+    look_closely,
+    refuse_moving_supports,
+)
 from models.program.sites import Program, Values, described
 from models.program.witness import testify
 from models.scenes import Scene
@@ -105,7 +111,8 @@ def read_scenes(
     """Read a program at a batch of scenes, or say which conditions it leaves open.
 
     The first reading of a program at scenes of one layout is held against the density of the
-    program itself (`models.program.witness`).
+    program itself (`models.program.witness`). That nothing depends on a site that is integrated
+    over is looked at each time: a program may refer to things outside of it, which change.
 
     Args:
         given: values of conditions, one for each scene, with the scene axis first.
@@ -114,11 +121,10 @@ def read_scenes(
     given = dict(given or {})
     name = (program, scenes.layout, tuple(sorted(given)), factors)
     known = _KNOWN.get(name)
-    found = (
-        _trace_batch(program, scenes, given, factors)
-        if known is None or len(scenes.points) > 1
-        else _trace_single(program, scenes, given, factors, known)
-    )
+    if known is not None and len(scenes.points) == 1:
+        found = _trace_single(program, scenes, given, factors, known)
+    else:
+        found = _trace_batch(program, scenes, given, factors)
     if isinstance(found, Reading):
         _refuse_points_that_are_not_there(found, scenes)
     if known is None and isinstance(found, Reading):
@@ -126,6 +132,10 @@ def read_scenes(
             _KNOWN[name] = found.varies
         while len(_KNOWN) > _REMEMBERED:
             _KNOWN.popitem(last=False)
+    if known is None or len(scenes.points) > 1:
+        for s in _sound(found)[:1] if isinstance(found, Reading) else [0]:
+            own = {name: x[s] for name, x in given.items()}
+            look_closely(program, Scene(**scenes.take(s).observed), own, factors)
     return found
 
 
@@ -149,6 +159,7 @@ def _trace_batch(
     def read_one(scene: Scene, given: dict[str, Any]) -> list[Any]:
         found = look(program, scene, given, factors)
         if not isinstance(found, LinearGaussianModel):
+            refuse_moving_supports(found)
             kept.append(found)
             return []
         leaves, structure = jax.tree.flatten(found)
@@ -186,7 +197,8 @@ def _trace_single(
         varies: what is known to depend on the scene.
     """
     given = {name: x[0] for name, x in given.items()}
-    looked = look(program, Scene(**scenes.take(0).observed), given, factors)
+    scene = Scene(**scenes.take(0).observed)
+    looked = look_closely(program, scene, given, factors) or look(program, scene, given, factors)
     if not isinstance(looked, LinearGaussianModel):
         return looked
     found = jax.tree.map(np.asarray, looked)
@@ -210,7 +222,7 @@ def _refuse_points_that_are_not_there(reading: Reading, scenes: Scene) -> None:
 
 def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -> bool:
     """Call the witness, at two scenes, or at two values of conditions, where there are several."""
-    sound = np.flatnonzero(np.isfinite(reading.model.log_constant))
+    sound = _sound(reading)
     if not len(sound):
         return False  # the conditions have no possible value: the methods say so
     ends = [int(sound[0]), int(sound[-1])]
@@ -221,6 +233,11 @@ def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -
         [reading.at(s) for s in ends],
     )
     return True
+
+
+def _sound(reading: Reading) -> Int[np.ndarray, " sound"]:
+    """Scenes at which the conditions have a possible value, or the first where all are alike."""
+    return np.flatnonzero(np.isfinite(reading.model.log_constant))
 
 
 def read_conjugate(program: Program, scenes: Scene, given: Values | None = None) -> Reading:
