@@ -183,9 +183,9 @@ def refuse_moving_supports(left_open: Mapping[str, Distribution]) -> None:
         if is_traced(prior.support):
             raise InputError(
                 f"site {name!r}: the support of its {type(without_shape(prior)).__name__} prior "
-                "changes with another site, a parameter or the scene, and a fixed one is required; draw "
-                "from a fixed support and compute from that, such as upper * share with a share "
-                "that is uniform between 0 and 1"
+                "changes with another site, a parameter or the scene, and a fixed one is required; "
+                "draw from a fixed support and compute from that, such as upper * share with a "
+                "share that is uniform between 0 and 1"
             )
 
 
