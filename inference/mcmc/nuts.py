@@ -204,9 +204,7 @@ def run(
         num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar
     )
     budget.check(scene)
-    check_program(program, scene)
-    program = as_it_stands(program, scene)
-    _check(program, scene, num_temperatures, target_accept_prob)
+    program = _checked(program, scene, num_temperatures, target_accept_prob)
     depth = (10 if num_temperatures == 1 else 6) if max_tree_depth is None else max_tree_depth
     target = functools.partial(
         NutsTarget,
@@ -226,10 +224,12 @@ def run(
     return run_chains(sampler, program, scene, rng_key, budget)
 
 
-def _check(
+def _checked(
     program: Program, scene: Scene, num_temperatures: int, target_accept_prob: float
-) -> None:
-    """Refuse programs whose match cannot be summed out, and impossible settings."""
+) -> Program:
+    """The program as it stands, if its match can be summed out and the settings are possible."""
+    check_program(program, scene)
+    program = as_it_stands(program, scene)
     table = possible_values(program, scene)
     check_table(program, scene, at_first(table))
     if not 0 < target_accept_prob < 1:
@@ -239,6 +239,7 @@ def _check(
             f"site {next(iter(table))!r}: it is discrete, and NUTS sums over it at beta = 1 only, "
             f"got {num_temperatures} temperatures; take 1, or the method gibbs"
         )
+    return program
 
 
 def _adapter(target: NutsTarget) -> tuple[_Adapt, _Adapt]:

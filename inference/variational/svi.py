@@ -107,9 +107,7 @@ def run(
         history: keep the ELBO and the mean loss at each look, for every run.
     """
     scenes = scene.batch()
-    check_program(program, scenes.take(0))
-    program = as_it_stands(program, scenes.take(0))
-    _check_budget(num_restarts, num_particles, num_steps)
+    program = _checked(program, scenes.take(0), num_restarts, num_particles, num_steps)
     family = _family(program, scene, guide, init_strategy, num_particles)
     attempt, scene_of = np.divmod(np.arange(len(scenes.points) * num_restarts), len(scenes.points))
     params, frame = family.begin(scenes, rng_key, np.c_[scene_of, attempt])
@@ -169,12 +167,17 @@ def _fields(
     }
 
 
-def _check_budget(num_restarts: int, num_particles: int, num_steps: int) -> None:
+def _checked(
+    program: Program, scene: Scene, num_restarts: int, num_particles: int, num_steps: int
+) -> Program:
+    """The program as it stands, if it and the numbers of runs, draws and steps are possible."""
+    check_program(program, scene)
     if num_restarts < 1 or num_particles < 1 or num_steps < LOOK:
         raise InputError(
             f"num_restarts and num_particles must be at least 1 and num_steps at least {LOOK}, got "
             f"{num_restarts}, {num_particles} and {num_steps}"
         )
+    return as_it_stands(program, scene)
 
 
 def climb(
