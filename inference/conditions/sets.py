@@ -22,7 +22,8 @@ from inference.conditions.solve import refuse_impossible
 from models.program.batches import Open
 from models.program.marginal import marginal
 from models.program.reading import conditions as conditions_of
-from models.program.sites import Program, trace_sites
+from models.program.reading import refuse_moving_supports
+from models.program.sites import Program, Unknown, trace_sites, with_unknown
 from models.scenes import Scene
 
 Observed = dict[str, Any]
@@ -38,11 +39,19 @@ _TOGETHER = 64  # values that are tried at once
 def discrete_sites(program: Program, scene: Scene) -> Open:
     """The discrete latent sites of a program other than the match."""
     left_open = conditions_of(trace_sites(program, scene))
-    return {
+    found = {
         name: prior
         for name, prior in left_open.items()
         if prior.support is not None and prior.support.is_discrete
     }
+    if found:
+
+        def look(zero: Array) -> None:
+            sites = trace_sites(program, scene, None, Unknown(zero, found))
+            refuse_moving_supports({n: s["fn"] for n, s in sites.items() if not s["is_observed"]})
+
+        with_unknown(look)
+    return found
 
 
 def possible_values(program: Program, scene: Scene) -> Table:

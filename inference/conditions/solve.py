@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+import numpyro.distributions as dist
 from jaxtyping import Float, Int
 from numpyro.distributions import Distribution, biject_to
 
@@ -181,6 +182,8 @@ def _range(prior: Distribution) -> tuple[float, float]:
     """The range of prior draws in unconstrained space, where the search begins."""
     leaves = jax.tree.leaves(prior)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):  # it depends on the scene
+        return -4.0, 4.0
+    if isinstance(prior, dist.ImproperUniform):  # it expects nothing
         return -4.0, 4.0
     draws = prior.sample(jax.random.key(0), (_PRIOR_DRAWS,))
     u = np.asarray(biject_to(prior.support).inv(draws))

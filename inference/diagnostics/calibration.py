@@ -20,6 +20,7 @@ from inference.posterior.relabel import frame_of, relabel, rename
 from inference.result import Report, Result, reporter
 from models.errors import InputError
 from models.program.sites import Program
+from models.program.versions import as_it_stands
 from models.scenes import Scene
 
 Method = Callable[[Program, Scene, Array], Result]
@@ -80,6 +81,7 @@ def calibrate(
     prior_key, points_key, draws_key, method_key = jax.random.split(rng_key, 4)
     keys = jax.random.split(method_key, num_scenes)
     blank = Scene(np.zeros((len(present), num_features)), present)
+    program = as_it_stands(program, blank)
     truths = prior_draws(program, blank, prior_key, num_scenes)
     points = replicate(program, blank, truths, points_key)
     group = symmetry.find(program, blank)

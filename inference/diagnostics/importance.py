@@ -31,6 +31,7 @@ from inference.result import Result
 from inference.variational import cavi
 from models.errors import InputError
 from models.program.sites import Program
+from models.program.versions import as_it_stands
 from models.scenes import Scene
 
 GOOD_K = 0.7
@@ -85,6 +86,7 @@ def importance(
     """
     fit_key, draw_key, search_key, again_key = jax.random.split(rng_key, 4)
     scene = result.scene.take(0) if result.is_batch else result.scene
+    program = as_it_stands(program, scene)
 
     def weighed(proposal: Proposal, key: Array) -> Trust:
         draws, log_q = proposal.draw(key, num_samples)

@@ -36,6 +36,7 @@ from inference.result import Result
 from models.errors import InputError
 from models.geometry import pose_names
 from models.program.sites import Program
+from models.program.versions import as_it_stands
 from models.templates import SHAPES, Parts, object_names, shapes, stack
 
 BACKGROUND = "background"
@@ -78,6 +79,7 @@ def to_arviz(
     draw_key, prior_key, points_key, again_key = jax.random.split(rng_key, 4)
     draws = draws_of(program, result, draw_key, num_samples, num_chains)
     scene = result.scene
+    program = as_it_stands(program, scene)
     if relabel:
         if not isinstance(reference, Frame):
             reference = frame_of(program, result if reference is None else reference)

@@ -21,8 +21,8 @@ from inference.learning.statistics import Statistics, expected_log_joint
 from models.distributions.match import MixtureMatch
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import MAX_ROWS
-from models.program.reading import LinearGaussianModel, read
-from models.program.sites import Program
+from models.program.reading import LinearGaussianModel, read, refuse_moving_supports
+from models.program.sites import Program, trace_sites
 from models.scenes import Scene
 
 MAX_ITERATIONS = 50
@@ -127,10 +127,15 @@ def _read(
 def _pieces_that_depend(
     program: Program, params: Params, scene: Scene, given: dict[str, Any]
 ) -> LinearGaussianModel:
-    """For each array that is read from a program, whether it depends on the parameters."""
+    """For each array that is read from a program, whether it depends on the parameters.
+
+    The support of a latent site must not: its values stay while the parameters move.
+    """
     kept: list[LinearGaussianModel] = []
 
     def look(flat: Array) -> Array:
+        sites = trace_sites(at(program, params.values(flat)), scene)
+        refuse_moving_supports({n: s["fn"] for n, s in sites.items() if not s["is_observed"]})
         model = _read(program, params, flat, scene.observed, given)
         kept.append(jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), model))
         return flat

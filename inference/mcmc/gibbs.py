@@ -54,6 +54,7 @@ from models.errors import ConjugacyError
 from models.program.batches import Reading, read_scenes
 from models.program.reading import FACTORS, LinearGaussianModel, conditions, read
 from models.program.sites import Program, described, trace_sites
+from models.program.versions import as_it_stands
 from models.scenes import Scene
 
 
@@ -174,6 +175,7 @@ def run(
     )
     budget.check(scene)
     listed, factors = _checked(program, scene)
+    program = as_it_stands(program, scene)
 
     def betas(values: Sites) -> Float[np.ndarray, " rungs"]:
         given = {name: values[name] for name in (*listed.values, *listed.continuous)}

@@ -36,6 +36,7 @@ from inference.variational.beginnings import Beginnings
 from models.errors import InputError
 from models.program.marginal import check_table, marginal, tempered
 from models.program.sites import Program
+from models.program.versions import as_it_stands
 from models.program.witness import check_program
 from models.scenes import Scene
 
@@ -202,7 +203,7 @@ def run(
         num_chains, num_warmup, num_samples, num_temperatures, init_strategy, progress_bar
     )
     budget.check(scene)
-    _check(program, scene, num_temperatures, target_accept_prob)
+    program = _checked(program, scene, num_temperatures, target_accept_prob)
     depth = (10 if num_temperatures == 1 else 6) if max_tree_depth is None else max_tree_depth
     target = functools.partial(
         NutsTarget,
@@ -222,11 +223,12 @@ def run(
     return run_chains(sampler, program, scene, rng_key, budget)
 
 
-def _check(
+def _checked(
     program: Program, scene: Scene, num_temperatures: int, target_accept_prob: float
-) -> None:
-    """Raise an error if the match cannot be summed out, or for impossible settings."""
+) -> Program:
+    """The program as it stands, if its match can be summed out and the settings are possible."""
     check_program(program, scene)
+    program = as_it_stands(program, scene)
     table = possible_values(program, scene)
     check_table(program, scene, at_first(table))
     if not 0 < target_accept_prob < 1:
@@ -236,6 +238,7 @@ def _check(
             f"site {next(iter(table))!r} is discrete, and NUTS can sum over it only without "
             f"tempering, got num_temperatures {num_temperatures}; set 1, or use the method gibbs"
         )
+    return program
 
 
 def _adapter(target: NutsTarget) -> tuple[_Adapt, _Adapt]:

@@ -31,7 +31,9 @@ from inference.variational.families import (
 from models.errors import InputError
 from models.program.batches import check_conjugate
 from models.program.marginal import check_table
-from models.program.sites import Program
+from models.program.reading import refuse_moving_supports
+from models.program.sites import Program, Unknown, trace_sites
+from models.program.versions import as_it_stands
 from models.program.witness import check_program
 from models.scenes import Scene
 
@@ -105,8 +107,7 @@ def run(
         history: keep the ELBO and the mean loss at each evaluation of the best run.
     """
     scenes = scene.batch()
-    check_program(program, scenes.take(0))
-    _check_budget(num_restarts, num_particles, num_steps)
+    program = _checked(program, scenes.take(0), num_restarts, num_particles, num_steps)
     family = _family(program, scene, guide, init_strategy, num_particles)
     attempt, scene_of = np.divmod(np.arange(len(scenes.points) * num_restarts), len(scenes.points))
     params, frame = family.begin(scenes, rng_key, np.c_[scene_of, attempt])
@@ -166,12 +167,17 @@ def _fields(
     }
 
 
-def _check_budget(num_restarts: int, num_particles: int, num_steps: int) -> None:
+def _checked(
+    program: Program, scene: Scene, num_restarts: int, num_particles: int, num_steps: int
+) -> Program:
+    """The program as it stands, if it and the numbers of runs, draws and steps are possible."""
+    check_program(program, scene)
     if num_restarts < 1 or num_particles < 1 or num_steps < LOOK:
         raise InputError(
             f"num_restarts and num_particles must be at least 1 and num_steps at least {LOOK}, got "
             f"{num_restarts}, {num_particles} and {num_steps}"
         )
+    return as_it_stands(program, scene)
 
 
 def climb(
@@ -268,8 +274,20 @@ def _family(
             "sites; use nuts or exact, which sum over it, or gibbs"
         )
     check_table(program, scene)
+    _refuse_moving_supports(program, scene)
     names = pose_sites(program, scene)
     return automatic(program, names, guide, start, particles, scene.layout)
+
+
+def _refuse_moving_supports(program: Program, scene: Scene) -> None:
+    """An automatic guide has the supports that it was made with, whatever else changes."""
+
+    def look(zero: Array, observed: dict[str, Array]) -> Array:
+        sites = trace_sites(program, Scene(**observed), None, Unknown(zero))
+        refuse_moving_supports({n: s["fn"] for n, s in sites.items() if not s["is_observed"]})
+        return zero
+
+    jax.vmap(look)(jax.device_put(np.zeros(1)), scene.batch().observed)
 
 
 def _mean_field_result(

@@ -15,9 +15,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpyro.distributions import Distribution
 
-from models.errors import ConjugacyError
+from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import padded
-from models.program.reading import FACTORS, LinearGaussianModel, look
+from models.program.reading import (
+    FACTORS,
+    LinearGaussianModel,
+    look,
+    look_closely,
+    refuse_moving_supports,
+)
 from models.program.sites import Program, Values, described
 from models.program.witness import testify
 from models.scenes import Scene
@@ -104,7 +110,8 @@ def read_scenes(
     """Read a program at a batch of scenes, or return the conditions that it leaves open.
 
     The first reading of a program at scenes of one layout is checked against the density of the
-    program itself (`models.program.witness`).
+    program itself (`models.program.witness`). Each reading is checked for pieces that depend on a
+    site that is integrated over: a program may refer to things outside of it, which change.
 
     Args:
         given: values of conditions, one for each scene, with the scene axis first.
@@ -113,16 +120,21 @@ def read_scenes(
     given = dict(given or {})
     name = (program, scenes.layout, tuple(sorted(given)), factors)
     known = _KNOWN.get(name)
-    found = (
-        _trace_batch(program, scenes, given, factors)
-        if known is None or len(scenes.points) > 1
-        else _trace_single(program, scenes, given, factors, known)
-    )
+    if known is not None and len(scenes.points) == 1:
+        found = _trace_single(program, scenes, given, factors, known)
+    else:
+        found = _trace_batch(program, scenes, given, factors)
+    if isinstance(found, Reading):
+        _refuse_points_that_are_not_there(found, scenes)
     if known is None and isinstance(found, Reading):
         if _testify(program, scenes, given, found):
             _KNOWN[name] = found.varies
         while len(_KNOWN) > _REMEMBERED:
             _KNOWN.popitem(last=False)
+    if known is None or len(scenes.points) > 1:
+        for s in _sound(found)[:1] if isinstance(found, Reading) else [0]:
+            own = {name: x[s] for name, x in given.items()}
+            look_closely(program, Scene(**scenes.take(s).observed), own, factors)
     return found
 
 
@@ -145,6 +157,7 @@ def _trace_batch(
     def read_one(scene: Scene, given: dict[str, Any]) -> list[Any]:
         found = look(program, scene, given, factors)
         if not isinstance(found, LinearGaussianModel):
+            refuse_moving_supports(found)
             kept.append(found)
             return []
         leaves, structure = jax.tree.flatten(found)
@@ -182,7 +195,8 @@ def _trace_single(
         varies: which pieces are known to depend on the scene.
     """
     given = {name: x[0] for name, x in given.items()}
-    looked = look(program, Scene(**scenes.take(0).observed), given, factors)
+    scene = Scene(**scenes.take(0).observed)
+    looked = look_closely(program, scene, given, factors) or look(program, scene, given, factors)
     if not isinstance(looked, LinearGaussianModel):
         return looked
     found = jax.tree.map(np.asarray, looked)
@@ -193,12 +207,23 @@ def _trace_single(
     return Reading(model, varies, skeleton_of(found, varies))
 
 
+def _refuse_points_that_are_not_there(reading: Reading, scenes: Scene) -> None:
+    """Refuse a program that takes rows for points where the scene has none."""
+    extra = reading.model.seen.any(axis=1) & ~scenes.present.T
+    if extra.any():
+        raise InputError(
+            f"site 'points': its MatchedParts takes row {np.argwhere(extra)[0, 0]} for a point, "
+            "but the scene's `present` is false there, so the row is padding; pass the program's "
+            "`present` on to MatchedParts"
+        )
+
+
 def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -> bool:
     """Let the witness check the first and the last scene whose conditions are possible.
 
     Returns False if there is no such scene.
     """
-    sound = np.flatnonzero(np.isfinite(reading.model.log_constant))
+    sound = _sound(reading)
     if not len(sound):
         return False  # all conditions are impossible: the methods report that
     ends = [int(sound[0]), int(sound[-1])]
@@ -209,6 +234,11 @@ def _testify(program: Program, scenes: Scene, given: Values, reading: Reading) -
         [reading.at(s) for s in ends],
     )
     return True
+
+
+def _sound(reading: Reading) -> Int[np.ndarray, " sound"]:
+    """Scenes at which the conditions have a possible value, or the first where all are alike."""
+    return np.flatnonzero(np.isfinite(reading.model.log_constant))
 
 
 def read_conjugate(program: Program, scenes: Scene, given: Values | None = None) -> Reading:

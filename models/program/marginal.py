@@ -21,7 +21,16 @@ from models.distributions.match import (
     weighted_sum,
 )
 from models.errors import InputError
-from models.program.sites import MATCH_FAMILIES, Program, trace_sites, without_shape
+from models.program.sites import (
+    MATCH_FAMILIES,
+    Program,
+    Unknown,
+    is_traced,
+    log_prob_of,
+    trace_sites,
+    with_unknown,
+    without_shape,
+)
 from models.scenes import Scene
 
 _WITNESSES, _MATCHES = 2, 16  # random values, and matches at each, at which a program is checked
@@ -192,6 +201,23 @@ def check_table(program: Program, scene: Scene, given: Mapping[str, Any] | None 
                     "match enter the program through MatchedParts only, and the points through "
                     "its pair_log_likelihood"
                 )
+    with_unknown(functools.partial(_refuse_other_uses, program, scene, dict(given or {})))
+
+
+def _refuse_other_uses(
+    program: Program, scene: Scene, given: Mapping[str, Any], zero: Array
+) -> None:
+    """Refuse a use of the match that shows at a few matches only, as one of some of its entries."""
+    sites = trace_sites(program, scene, given, Unknown(zero, {"match"}))
+    matched = {n: x for n, x in vars(sites["points"]["fn"]).items() if n != "match"}
+    for name, site in sites.items():
+        others = (matched, site["value"]) if name == "points" else log_prob_of(site)
+        if name != "match" and is_traced(others):
+            raise InputError(
+                f"site 'match': the site {name!r} depends on it other than through the match of "
+                "MatchedParts, so the match cannot be summed out; let it enter the program "
+                "through MatchedParts only"
+            )
 
 
 @functools.lru_cache(maxsize=32)

@@ -2,9 +2,9 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +31,40 @@ Values = Mapping[str, Any]
 MATCH_FAMILIES = (DoublyStochasticMatch, PermutationMatch, MixtureMatch)
 
 
-def trace_sites(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
+class Unknown(NamedTuple):
+    """Latent sites whose placeholders are abstract: whatever depends on them is abstract too."""
+
+    zero: Array
+    """A zero that is traced."""
+    names: Collection[str] | None = None
+    """All of them by default."""
+
+
+def with_unknown(look: Callable[[Array], None]) -> None:
+    """Call a function with the zero of an `Unknown`."""
+
+    def traced(zero: Array) -> Array:
+        look(zero)
+        return zero
+
+    jax.vmap(traced)(jax.device_put(np.zeros(1)))
+
+
+def trace_sites(
+    program: Program, scene: Scene, given: Values | None = None, unknown: Unknown | None = None
+) -> dict[str, Site]:
     """The sample sites of a program at a scene; latent ones have `given` values or placeholders."""
-    sites = trace_all(program, scene, given)
+    sites = trace_all(program, scene, given, unknown)
     return {name: site for name, site in sites.items() if site["type"] == "sample"}
 
 
-def trace_all(program: Program, scene: Scene, given: Values | None = None) -> dict[str, Site]:
+def trace_all(
+    program: Program, scene: Scene, given: Values | None = None, unknown: Unknown | None = None
+) -> dict[str, Site]:
     """All sites of a program at a scene, with plates, parameters and deterministic sites."""
     observed = scene.observed
     _check_signature(program, observed)
-    values = _Given(program, dict(given or {}))
+    values = _Given(program, dict(given or {}), unknown)
     try:
         with numpyro.validation_enabled(False):
             sites = trace(seed(values, jax.random.key(0))).get_trace(**observed)
@@ -53,7 +76,7 @@ def trace_all(program: Program, scene: Scene, given: Values | None = None) -> di
         raise
     except jax.errors.ConcretizationTypeError as error:
         raise InputError(
-            "the program branches in Python on traced values, such as the scene's points "
+            "the program branches in Python on traced values, such as a pose or the scene's points "
             f"({str(error).splitlines()[0]}); use jnp.where or jax.lax.cond"
         ) from error
     except (TypeError, ValueError, IndexError) as error:
@@ -74,7 +97,7 @@ def log_prob_of(site: Site) -> Float[Array, ""]:
     pieces = list(nested(found))
     if found.support is None or not all(map(_is_known, pieces)):
         return _log_prob(found, value, scale)
-    if _is_traced((found, value)):
+    if is_traced((found, value)):
         if any(isinstance(piece, dist.MaskedDistribution) for piece in pieces):
             return _log_prob(found, value, scale)  # masked values may be outside the support
         return _compiled_log_prob(found, value, scale, bool(found._validate_args))
@@ -172,7 +195,7 @@ def placeholder(prior: Distribution) -> Array:
     if isinstance(without_shape(prior), MATCH_FAMILIES):
         return jax.device_put(np.ones(shape))  # compiles nothing, as jnp.asarray may
     if prior.support is not None and prior.support.is_discrete:
-        if not prior.has_enumerate_support:
+        if not prior.has_enumerate_support or is_traced(prior.support):
             return jnp.asarray(np.zeros(shape, int))
         values = prior.enumerate_support(expand=False)
         return jnp.broadcast_to(values[0], shape)
@@ -183,8 +206,8 @@ def placeholder(prior: Distribution) -> Array:
 class _Given(Messenger):
     """Effect handler: set latent sites to given values, or to placeholders."""
 
-    def __init__(self, fn: Program, values: dict[str, Any]) -> None:
-        self.values = values
+    def __init__(self, fn: Program, values: dict[str, Any], unknown: Unknown | None) -> None:
+        self.values, self.unknown = values, unknown
         super().__init__(fn)
 
     def process_message(self, msg: Site) -> None:
@@ -197,7 +220,12 @@ class _Given(Messenger):
             )
         name = msg["name"]
         given = name in self.values  # as JAX arrays: a program may use `pose.at[1].add(...)`
-        msg["value"] = jnp.asarray(self.values[name]) if given else placeholder(msg["fn"])
+        value = jnp.asarray(self.values[name]) if given else placeholder(msg["fn"])
+        if not given and self.unknown is not None:
+            zero, names = self.unknown
+            if names is None or name in names:
+                value = value + zero.astype(value.dtype)
+        msg["value"] = value
 
 
 def _check_arguments(found: Distribution) -> None:
@@ -209,7 +237,7 @@ def _check_arguments(found: Distribution) -> None:
     for part in nested(found):
         for name, value in part.get_args().items() if part._validate_args else ():
             constraint = part.arg_constraints[name]
-            if constraints.is_dependent(constraint) or _is_traced(value):
+            if constraints.is_dependent(constraint) or is_traced(value):
                 continue
             if not _holds(constraint, jax.tree.map(np.asarray, value)):
                 raise ValueError(f"{type(part).__name__} distribution got invalid {name} parameter")
@@ -222,7 +250,8 @@ def _holds(constraint: Any, value: Any) -> bool:
         return False
 
 
-def _is_traced(value: Any) -> bool:
+def is_traced(value: Any) -> bool:
+    """Whether some number of a pytree is abstract."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 

@@ -607,6 +607,16 @@ def prior_of_the_points(points=None, present=None, *, match_prior):
     return observed(matches(match_prior), pose, points, present)
 
 
+@row(
+    "present not passed on",
+    any_density("points"),
+    fixed(present=np.ones(N, bool)),
+    partition=None,
+)
+def without_present(points=None, present=None, *, match_prior):
+    return observed(matches(match_prior), poses(), points, None)
+
+
 _COUNT = float(right.normal(np.asarray(6.0 - 5.0), np.asarray(2.0)))
 
 
@@ -655,6 +665,34 @@ def pose_factor(points=None, present=None, *, match_prior):
 def match_factor(points=None, present=None, *, match_prior):
     match = matches(match_prior)
     numpyro.factor("bonus", -2.0 * match[0, 0])
+    return observed(match, poses(), points, present)
+
+
+@row("a factor beyond a threshold", any_density("inside"))
+def threshold_factor(points=None, present=None, *, match_prior):
+    pose = poses()
+    too_large = jnp.hypot(pose[:, 2], pose[:, 3]) > 4.0
+    numpyro.factor("inside", jnp.where(too_large, -jnp.inf, 0.0).sum())
+    return observed(matches(match_prior), pose, points, present)
+
+
+@row("poses that are clipped", any_density("points"))
+def clipped_poses(points=None, present=None, *, match_prior):
+    return observed(matches(match_prior), jnp.clip(poses(), -4.0, 4.0), points, present)
+
+
+@row("a precision beyond a threshold", any_density("points"))
+def threshold_precision(points=None, present=None, *, match_prior):
+    pose = poses()
+    precision = jnp.where(pose[0, 2] > 4.0, 1.0, PRECISION)
+    return observed(matches(match_prior), pose, points, present, precision=precision)
+
+
+@row("a factor of three pairs", refused("bonus", "match"), NO_NUMBER)
+def triple_factor(points=None, present=None, *, match_prior):
+    match = matches(match_prior)
+    pairs = (match[0, 0] == 1) & (match[1, 1] == 1) & (match[2, 2] == 1) & (match[0, 1] == 0)
+    numpyro.factor("bonus", jnp.where(pairs, 3.0, 0.0))
     return observed(match, poses(), points, present)
 
 
@@ -753,6 +791,24 @@ def mixture_subclass(points=None, present=None, *, match_prior):
 def permutation_subclass(points=None, present=None, *, match_prior):
     match = numpyro.sample("match", DoubledPreferences(jnp.asarray(PREFERENCES)))
     return observed(match, poses(), points, present)
+
+
+def flat_part_probs(values):
+    prior = right.multivariate_normal(values["pose"], np.zeros(P), np.eye(P)).sum()
+    return float(prior) + right.math.lgamma(N)
+
+
+@row(
+    "part probabilities under permutations",
+    any_density("part_probs"),
+    Oracle(assumed, log_pose=flat_part_probs),
+    values=lambda index: near_the_truth(index) | {"part_probs": np.arange(1, N + 1) / 28},
+    family="permutation",
+)
+def part_probs_of_permutations(points=None, present=None, *, match_prior):
+    probs = numpyro.sample("part_probs", dist.Dirichlet(jnp.ones(N)))
+    prior = PermutationMatch(jnp.broadcast_to(jnp.log(probs), (N, N)))
+    return observed(numpyro.sample("match", prior), poses(), points, present)
 
 
 # --- handlers -------------------------------------------------------------------------------------
@@ -1126,6 +1182,56 @@ def vector_precision(points=None, present=None, *, match_prior):
         matches(match_prior), pose, PARTS._replace(variance=variance), present=present
     )
     return numpyro.sample("points", likelihood, obs=points)
+
+
+@row("a support that depends on another site", refused("sigma"), NO_NUMBER)
+def moving_support(points=None, present=None, *, match_prior):
+    kind = numpyro.sample("kind", dist.Bernoulli(0.5))
+    sigma = numpyro.sample("sigma", dist.Uniform(0.001, jnp.array([0.02, 0.5])[kind]))
+    return observed(matches(match_prior), poses(), points, present, precision=sigma**-2)
+
+
+@row("values that depend on another site", refused("level"), NO_NUMBER)
+def moving_values(points=None, present=None, *, match_prior):
+    kind = numpyro.sample("kind", dist.Bernoulli(0.5))
+    level = numpyro.sample("level", dist.DiscreteUniform(0, kind + 1))
+    precision = jnp.array([1e1, 1e2, 1e3])[level]
+    return observed(matches(match_prior), poses(), points, present, precision=precision)
+
+
+_WIDEST = 0.1 * float(np.abs(_POINTS[[0, 1, 3, 4, 5, 6]]).max())
+
+
+@row(
+    "a support that depends on the scene",
+    any_density("sigma") | {"svi-auto": Refused(("sigma",))},
+    Oracle(
+        lambda sigma: assumed(precision=sigma**-2),
+        continuous={"sigma": Scalar(lambda sigma: -np.log(_WIDEST - 0.001))},
+    ),
+    values=lambda index: near_the_truth(index) | {"sigma": np.asarray((0.03, 0.06)[index])},
+)
+def support_of_scene(points=None, present=None, *, match_prior):
+    sigma = numpyro.sample("sigma", dist.Uniform(0.001, 0.1 * jnp.abs(points).max()))
+    return observed(matches(match_prior), poses(), points, present, precision=sigma**-2)
+
+
+@row(
+    "a support that depends on a continuous site",
+    any_density("sigma", "pose_scale") | {"svi-auto": Refused(("sigma",))},
+    Oracle(
+        lambda sigma, pose_scale: assumed(precision=sigma**-2, log_constant=-np.log(pose_scale)),
+        continuous={
+            "sigma": Scalar(lambda sigma: 0.0),
+            "pose_scale": Scalar(partial(right.half_normal, 1.0)),
+        },
+    ),
+    values=lambda index: scale_values(index) | {"sigma": np.asarray((0.03, 0.1)[index])},
+)
+def support_of_scalar(points=None, present=None, *, match_prior):
+    scale = numpyro.sample("pose_scale", dist.HalfNormal(1.0))
+    sigma = numpyro.sample("sigma", dist.Uniform(0.0, scale))
+    return observed(matches(match_prior), poses(), points, present, precision=sigma**-2)
 
 
 # --- few points, high precision -------------------------------------------------------------------

@@ -4,9 +4,13 @@ from functools import partial
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from numpyro.distributions import constraints
 
 from inference import cavi, exact
+from models.constellation import constellation
 from models.errors import InputError
 from tests.inference.unknown_scalars import (
     NAMES,
@@ -46,6 +50,20 @@ def test_the_grid_of_a_visibility_has_a_closed_form(name):
     """Every way to read a scene is a power of the visibility and of its complement."""
     grid = case(name, 1).grid
     np.testing.assert_allclose(grid.log_evidence, log_evidence_by_betas(name, 1), atol=1e-9)
+
+
+def test_an_improper_prior_is_that_of_its_factor():
+    """It has no draws to begin with, and a posterior that can be integrated."""
+    scene, parts = scene_of_one_object(4, 0.1)
+
+    def program(points, present, improper):
+        prior = dist.ImproperUniform(constraints.positive, (), ()) if improper else None
+        precision = numpyro.sample("precision_of_points", prior or dist.Exponential(0.1))
+        numpyro.factor("weight", np.log(0.1) - 0.1 * precision if improper else 0.0)
+        return constellation(points, present, parts=parts, precision=precision)
+
+    found, wanted = (exact.run(partial(program, improper=x), scene) for x in (True, False))
+    np.testing.assert_allclose(found.log_evidence, wanted.log_evidence, atol=1e-7)
 
 
 @pytest.mark.slow

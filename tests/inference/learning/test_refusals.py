@@ -51,6 +51,12 @@ def with_data_that_depend(points=None, present=None):
     with_precision(points * scale, present)
 
 
+def with_a_support_that_moves(points=None, present=None):
+    upper = numpyro.param("upper", 0.5, constraint=constraints.positive)
+    sigma = numpyro.sample("sigma", dist.Uniform(0.1, upper))
+    simple(points, present, sigma**-2)
+
+
 @pytest.mark.parametrize(
     "program, options, sentence",
     [
@@ -61,6 +67,7 @@ def with_data_that_depend(points=None, present=None):
         (with_templates, {}, "6 scenes are too few to learn 10 numbers"),
         (with_precision, {"e_step": "em"}, "no E-step 'em'; choose from exact, ds, map"),
         (with_a_mixture, {}, "'match': a MixtureMatch has no exact E-step; use the E-step 'ds'"),
+        (with_a_support_that_moves, {"e_step": "map"}, "'sigma': the support of its Uniform"),
         (with_heavy_tails, {}, "'pose'.*MultivariateStudentT"),
         (with_heavy_tails, {"e_step": "ds"}, "'pose'.*MultivariateStudentT"),
         (with_heavy_tails, {"e_step": "map"}, "'pose'.*MultivariateStudentT"),
