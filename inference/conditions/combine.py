@@ -20,6 +20,9 @@ NUM_PARTITIONS = 4
 NUM_SETS = 4
 """How many of the most probable values of a discrete condition are reported."""
 
+TIE = 1e-6
+"""Weights within this share of each other count as equal."""
+
 
 def mix(
     found: Result,
@@ -39,9 +42,7 @@ def mix(
     """
     num_scenes = len(scenes.points)
     total, weight = weigh(log_weight, scene_of, num_scenes)
-    best = np.array(
-        [np.flatnonzero(scene_of == s)[weight[scene_of == s].argmax()] for s in range(num_scenes)]
-    )
+    best = best_runs(weight, scene_of, num_scenes)
     mean = average(found.pose_mean, scene_of, weight, num_scenes)
     shift = found.pose_mean - mean[scene_of]
     covariance = found.pose_covariance + shift[..., :, None] * shift[..., None, :]
@@ -82,6 +83,17 @@ def weigh(
     summed = np.bincount(scene_of, np.exp(log_weight - highest[scene_of]), num_scenes)
     total = highest + np.log(summed)
     return total, np.exp(log_weight - total[scene_of])
+
+
+def best_runs(
+    weight: Float[np.ndarray, " runs"], scene_of: Int[np.ndarray, " runs"], num_scenes: int
+) -> Int[np.ndarray, " scenes"]:
+    """The run of largest weight of each scene: the first one, where rounding tells them apart."""
+    best = np.zeros(num_scenes, int)
+    for s in range(num_scenes):
+        own = np.flatnonzero(scene_of == s)
+        best[s] = own[np.argmax(weight[own] >= (1.0 - TIE) * weight[own].max())]
+    return best
 
 
 def average(

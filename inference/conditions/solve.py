@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from numpyro.distributions import Distribution, biject_to
 
 from inference.conditions.alike import alike_objects, classes
-from inference.conditions.combine import average, evened, mix, ranked
+from inference.conditions.combine import average, best_runs, evened, mix, ranked
 from inference.conditions.listing import Conditions, list_conditions
 from inference.conditions.quadrature import Lattice
 from inference.result import Result, join_results
@@ -214,7 +214,7 @@ def mixed(
     even = alike if is_exact else np.eye(len(alike))
     given, _ = conditions.given(runs.value, runs.node)
     details: dict[str, Any] = {}
-    best = np.array([_best_run(runs.scene, weight, s) for s in range(num_scenes)])
+    best = best_runs(weight, runs.scene, num_scenes)
     for name, x in given.items():
         if name in conditions.continuous:
             details[name] = average(x, runs.scene, weight, num_scenes)
@@ -230,8 +230,3 @@ def mixed(
         conditions={name: x[best] for name, x in given.items()},
         details=result.details | details,
     )
-
-
-def _best_run(scene: Int[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"], s: int) -> int:
-    own = np.flatnonzero(scene == s)
-    return int(own[weight[own].argmax()])
