@@ -59,7 +59,7 @@ fuzz: $(INSTALLED) ## Feed 20,000 damaged files, texts and options to the comman
 coverage: $(INSTALLED) ## Run `make test` and report which lines of the library it reaches
 	$(PYTEST) -m "not slow" --cov=models --cov=guides --cov=inference --cov-report=term tests
 
-mutants: $(INSTALLED) ## Break the core in some sixty places and see that a test notices each
+mutants: $(INSTALLED) ## Break the core in many places and see that a test notices each
 	$(BIN)/python -m tests.mutants
 
 lint: $(INSTALLED) ## Check style and formatting

@@ -43,7 +43,7 @@ FIGURES = {
     "growing": growing.rows,
     "growth": growth.rows,
 }
-"""These draw a picture of the documentation anew, and only run when they are named."""
+"""These redraw a picture of the documentation, and run only when they are named."""
 
 
 def main(names: list[str]) -> int:

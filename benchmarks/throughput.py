@@ -145,7 +145,7 @@ def by_size() -> Figures:
 
 
 def first_answer() -> Figures:
-    """Seconds from nothing to the first answer, compiled anew and from the cache on disk."""
+    """Seconds from nothing to the first answer, with and without compiled code on disk."""
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "JAX_COMPILATION_CACHE_DIR": folder,

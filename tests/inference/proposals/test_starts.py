@@ -85,7 +85,7 @@ def test_how_often_a_uniform_start_is_right():
         constellation, scenes, jax.random.key(0), num_restarts=1, init_strategy="uniform"
     )
     right = partition_metrics(scenes.object, found.labels)["scene_accuracy"] == 1
-    first = found.details["attempt"] == 0  # a sparse solution was started anew: that one was wrong
+    first = found.details["attempt"] == 0  # a retry follows a sparse solution
     assert len(scenes.points) == 200
     assert 0.36 <= (right & first).mean() <= 0.56
 
