@@ -1,6 +1,5 @@
 """Scenes with their matches, drawn from a program, to train networks on."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,7 +34,6 @@ Simulator = Callable[[Array, int], Draws]
 """Takes a random key and a number of scenes, and draws that many non-empty ones."""
 
 
-@functools.lru_cache(maxsize=8)  # compiled once for each program
 def simulator_of(program: Program) -> Simulator:
     """A simulator that draws from a program.
 

@@ -8,12 +8,14 @@ then, as in a notebook where a cell is edited and only that cell is run again.
 import re
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from models.program.sites import Program, trace_all
 from models.scenes import Layout, Scene
@@ -60,6 +62,19 @@ def _text(program: Program, scene: Scene) -> str:
 
     jaxpr = jax.make_jaxpr(computed)(scene.observed, latent)
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
-        numbers = [str(np.asarray(x)) for x in jaxpr.consts]
+        numbers = [str(np.asarray(x)) for x in _constants(jaxpr)]
         text = "\n".join([str(jaxpr), *numbers, str(sorted(latent))])
     return re.sub(r"0x[0-9a-f]+", "", text)  # addresses
+
+
+def _constants(part: Any) -> Iterator[Any]:
+    """Arrays that a program refers to, also from within functions that it compiles itself."""
+    if isinstance(part, ClosedJaxpr):
+        yield from part.consts
+        yield from _constants(part.jaxpr)
+    elif isinstance(part, Jaxpr):
+        for equation in part.eqns:
+            yield from _constants(tuple(equation.params.values()))
+    elif isinstance(part, tuple | list):
+        for piece in part:
+            yield from _constants(piece)

@@ -23,13 +23,25 @@ def program_of(numbers):
     def this(points, present):
         numpyro.deterministic("level", numbers["level"])
         numpyro.factor("bonus", jnp.sum(numbers["table"]))
+        weighted = jax.jit(lambda x: x @ jnp.asarray(numbers["within a function"]))
+        numpyro.factor("weighted", weighted(jnp.ones(2)))
         return constellation(points, present, parts=PARTS, precision=numbers["precision"])
 
     return this
 
 
-FIRST = {"precision": 10.0, "level": 1.0, "table": np.linspace(0.0, 1.0, 3000)}
-LATER = {"precision": 10.0 + 1e-12, "level": 2.0, "table": FIRST["table"] + 1e-9}
+FIRST = {
+    "precision": 10.0,
+    "level": 1.0,
+    "table": np.linspace(0.0, 1.0, 3000),
+    "within a function": np.zeros(2),
+}
+LATER = {
+    "precision": 10.0 + 1e-12,
+    "level": 2.0,
+    "table": FIRST["table"] + 1e-9,
+    "within a function": np.ones(2),
+}
 
 
 @pytest.mark.parametrize("name", FIRST)
