@@ -7,12 +7,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from capsules.experiments.generator import sample_scenes
+from capsules.experiments.learnable import arguments, leave_open
 from capsules.experiments.resumed import Checkpoint
 from capsules.files.learned import load_learned
 from capsules.files.scenes import save_scenes
-from capsules.methods import program_of
+from capsules.methods import PAPER, PRIORS, program_of
 from inference import exact
 from inference.diagnostics.readout import most_probable_match, poses_given_match
+from models.errors import InputError
 from models.program.reading import read
 from models.templates import normalise, stack
 from tests.capsules.test_cli import assert_sentence, run
@@ -173,3 +175,19 @@ def test_what_cannot_be_done_is_said(files, tmp_path):
         ),
         "preset 'published'",
     )
+
+
+def test_a_precision_is_not_that_of_noise_in_proportion_to_size():
+    """Under the prior `sized` a precision of 3000 would be noise of 1/365 of an object."""
+    numbers = {"precision": 3e3, "presence_prob": 0.4}
+    assert arguments(PRIORS["presence"], numbers, PAPER).keys() == {*numbers, "parts"}
+    assert arguments(PRIORS["sized"], numbers, PAPER).keys() == {"presence_prob", "parts"}
+    with pytest.raises(InputError, match=r"'sized' has noise in proportion .* got 3000"):
+        program_of("exact", precision=3e3, prior="sized")
+    with pytest.raises(InputError, match="sized_constellation has no precision"):
+        leave_open(PRIORS["sized"], ["precision"], PAPER)
+
+
+def test_an_option_that_the_program_does_not_have_is_refused_in_learning():
+    with pytest.raises(InputError, match="constellation has no visibility to set"):
+        leave_open(PRIORS["uniform"], ["precision"], PAPER, given={"visibility": 0.9})
