@@ -22,7 +22,7 @@ from models.distributions.match import MixtureMatch
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import MAX_ROWS
 from models.program.reading import LinearGaussianModel, read
-from models.program.sites import Program
+from models.program.sites import Program, trace_all
 from models.scenes import Scene
 
 MAX_ITERATIONS = 50
@@ -57,6 +57,7 @@ class Objective:
                 raise ConjugacyError(
                     "points", "data that depend on a numpyro.param", "data that do not"
                 )
+        _refuse_moving_supports(program, params, scene, given)
         rows, is_mixture = len(scene.points), depends.match_family is MixtureMatch
         if depends.match_logits and not is_mixture and rows > MAX_ROWS:
             raise InputError(
@@ -137,6 +138,29 @@ def _pieces_that_depend(
 
     jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])  # only dependent arrays are traced
     return kept[0]
+
+
+def _refuse_moving_supports(
+    program: Program, params: Params, scene: Scene, given: dict[str, Any]
+) -> None:
+    """Raise an InputError if the support of a condition depends on the parameters.
+
+    Values of the conditions are fixed in an M-step, which then misses how the support moves.
+    """
+
+    def look(flat: Array) -> Array:
+        sites = trace_all(at(program, params.values(flat)), scene)
+        for name in given:
+            if any(
+                isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(sites[name]["fn"].support)
+            ):
+                raise InputError(
+                    f"site {name!r}: its support depends on a numpyro.param, which cannot be "
+                    "learnt; fix the support, or scale a site of fixed support by the parameter"
+                )
+        return flat
+
+    jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])
 
 
 def _padded(

@@ -46,6 +46,12 @@ def with_heavy_tails(points=None, present=None):
     simple(points, present, precision, prior)
 
 
+def with_a_support_that_depends(points=None, present=None):
+    widest = numpyro.param("widest", 0.6, constraint=constraints.positive)
+    sigma = numpyro.sample("sigma", dist.Uniform(0.05, widest + 0.05))
+    simple(points, present, sigma**-2)
+
+
 def with_data_that_depend(points=None, present=None):
     scale = numpyro.param("scale", 1.0)
     with_precision(points * scale, present)
@@ -58,6 +64,7 @@ def with_data_that_depend(points=None, present=None):
         (with_one_that_does_nothing, {}, "no scene informs the parameter 'idle'"),
         (beginning_where_it_may_not, {}, "'mean' begins at -1.0"),
         (with_data_that_depend, {}, "site 'points'.*depend on a numpyro.param"),
+        (with_a_support_that_depends, {}, "'sigma': its support depends on a numpyro.param"),
         (with_templates, {}, "6 scenes are too few to learn 10 numbers"),
         (with_precision, {"e_step": "em"}, "no E-step 'em'; choose from exact, ds, map"),
         (with_a_mixture, {}, "'match': a MixtureMatch has no exact E-step; use the E-step 'ds'"),
