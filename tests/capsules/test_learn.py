@@ -177,6 +177,17 @@ def test_what_cannot_be_done_is_said(files, tmp_path):
     )
 
 
+def test_numbers_that_were_given_belong_to_the_learnt_ones(files, tmp_path):
+    """`evaluate` has the log evidence that learning ended with."""
+    scenes, out = files[0] / "scenes.npz", tmp_path / "learned.npz"
+    more = ("--what", "presence", "--precision", 200, "--visibility", 0.8, "--holdout", 0)
+    assert run("learn", scenes, *LEARN, *more, "--out", out).exit_code == 0
+    method = (*SHAPES, "--method", "exact", "--prior", "presence")
+    found = json.loads(run("evaluate", scenes, *method, "--learned", out, "--json", "-").stdout)
+    with np.load(out) as file:
+        assert found["log_evidence"] == pytest.approx(file["objective"][-1], rel=1e-9)
+
+
 def test_a_precision_is_not_that_of_noise_in_proportion_to_size():
     """Under the prior `sized` a precision of 3000 would be noise of 1/365 of an object."""
     numbers = {"precision": 3e3, "presence_prob": 0.4}
