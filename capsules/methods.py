@@ -143,7 +143,7 @@ PRIORS: dict[str, Callable[..., Any]] = {
     "presence": presence_constellation,
     "sized": sized_constellation,
 }
-"""The program of each prior over matches; it takes `parts` and `precision`."""
+"""The program of each prior over matches; it takes `parts` and, unless sized, `precision`."""
 
 _WITH_PRESENCE = ("ds", "map", "exact", "nuts", "gibbs")
 """Methods that take a program which leaves open which objects are present."""
@@ -221,6 +221,11 @@ def program_of(
         raise InputError(
             "the visibility is a probability above 0, for the priors presence and sized, got "
             f"{visibility} with {prior!r}; try 0.9 with the prior presence"
+        )
+    if precision is not None and prior == "sized":
+        raise InputError(
+            f"the prior 'sized' has noise in proportion to the size of an object, and no precision "
+            f"to set, got {precision}; leave the precision out, or choose the prior presence"
         )
     names = None if objects is None else tuple(objects)
     file = None

@@ -178,7 +178,7 @@ def sized_constellation(
     sizes: tuple[float, ...] = (0.15, 0.28),
     turns: int = 2,
     noise: ArrayLike = 0.15,
-    precision: ArrayLike | None = None,
+    relative_precision: ArrayLike | None = None,
     parts: Parts = PARTS,
 ) -> Float[Array, "N d"]:
     """A scene of objects whose noise grows with their size, as if their templates were noisy.
@@ -202,7 +202,7 @@ def sized_constellation(
         sizes: typical scales of an object.
         turns: number of directions.
         noise: standard deviation of a part, for an object of scale 1 at a precision of 1.
-        precision: precision of the scene, if known.
+        relative_precision: the site `precision`, if known: times that of an object's own noise.
     """
     if parts.pose_dim != 4:
         raise InputError(
@@ -221,6 +221,7 @@ def sized_constellation(
     present = jnp.arange(parts.num_parts) < count if present is None else present
     logits = presence_logits(presence, visibility, present, parts.owner)
     match = numpyro.sample("match", PermutationMatch(logits))
+    precision = relative_precision
     if precision is None:
         precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0))
     of_object = jnp.append(noise * scale[kind], 1.0)  # clutter keeps its own variance

@@ -80,18 +80,19 @@ def learn(
     if prior not in PRIORS:
         raise InputError(f"there is no prior {prior!r}; choose from {', '.join(PRIORS)}")
     templates(tuple(names), clutter)  # not too many
-    given: dict[str, Any] = {"precision": precision, "visibility": visibility}
+    options: dict[str, Any] = {"precision": precision, "visibility": visibility}
+    given = {name: x for name, x in options.items() if x is not None}
     program = leave_open(
         PRIORS[prior],
         [name.strip() for name in what.split(",")],
         names,
         clutter,
-        {name: x for name, x in given.items() if x is not None},
+        given,
     )
     scenes = load_scenes(file, limit=limit)
     asked = {"what": what, "prior": prior, "e_step": e_step, "holdout": holdout, "seed": seed}
     asked |= {"shapes": names, "clutter": clutter, "batch_size": batch_size, "rounds": rounds}
-    checkpoint = Checkpoint(out, scenes, asked | given)
+    checkpoint = Checkpoint(out, scenes, asked | options)
     with progress_bar() as bar:
         task = bar.add_task("learning", total=rounds)
 
@@ -110,7 +111,7 @@ def learn(
             keep=checkpoint.keep,
             progress_bar=report,
         )
-    save_learned(out, learned)
+    save_learned(out, learned, given)
     checkpoint.forget()
     print(learned.status)
     for name, value in learned.params.items():

@@ -64,6 +64,12 @@ def leave_open(
                 f"{name!r} cannot be learnt: the program {prior.__name__} has no {argument}; "
                 "learn something else, or choose another prior"
             )
+    for name in known:
+        if name not in inspect.signature(prior).parameters:
+            raise InputError(
+                f"the program {prior.__name__} has no {name} to set; leave it out, or choose "
+                "another prior"
+            )
     if "clutter" in what and not clutter:
         raise InputError("'clutter' cannot be learnt without slots for it; give --clutter 3")
 

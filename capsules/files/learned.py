@@ -17,9 +17,13 @@ ERROR, HISTORY = "error_", "history_"
 """Prefixes of the names of standard errors, and of values by round."""
 
 
-def save_learned(path: Path, learned: Learned) -> None:
-    """Write the learnt numbers with their errors, their history and the objective by round."""
-    arrays = {name: np.asarray(x) for name, x in learned.params.items()}
+def save_learned(path: Path, learned: Learned, given: Mapping[str, float]) -> None:
+    """Write the learnt numbers with their errors, their history and the objective by round.
+
+    Args:
+        given: numbers that were fixed, with which the learnt ones belong together.
+    """
+    arrays = {name: np.asarray(x) for name, x in {**given, **learned.params}.items()}
     arrays |= {ERROR + name: np.asarray(x) for name, x in learned.standard_errors.items()}
     arrays |= {HISTORY + name: x for name, x in learned.history.items()}
     arrays |= {"objective": learned.objective}
@@ -31,7 +35,7 @@ def save_learned(path: Path, learned: Learned) -> None:
 
 
 def load_learned(path: Path) -> Mapping[str, np.ndarray]:
-    """The learnt numbers of a file, by name."""
+    """The numbers of a file, learnt or given, by name."""
     wanted = "a file that `capsules learn` wrote"
     with ArrayFile(path, "a file of learnt numbers", wanted) as file:
         values = {name: file.array(name) for name in file.names}

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from inference.diagnostics.readout import is_averaged
 from inference.result import Result
 from models.errors import InputError
 
@@ -39,7 +40,14 @@ def pairs_together(
     """For each pair of points: the probability that they share an object, and whether they do.
 
     Neither depends on the names of identical objects or on which corner of a square is the first.
+    Points are independent under q, so results that average over matches are refused.
     """
+    if is_averaged(result):
+        raise InputError(
+            f"the match probabilities of {result.method!r} are averages over many matches, which "
+            "do not say which points go together; use a variational result (ds, gmm, svi), or "
+            "count how often draws (draws_of) put two points into one object"
+        )
     if result.scene.object is None:
         raise InputError("the scenes have no `object`, so there is no truth to compare with")
     match_probs = result.match_probs if result.is_batch else result.match_probs[None]

@@ -10,18 +10,23 @@ If a program computes its poses from other sites, its density cannot be evaluate
 No symmetry is used then, so chains in modes that are images of each other count as different.
 """
 
+import copy
+import functools
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
+from numpyro.primitives import Messenger
 
 from inference.conditions.sets import discrete_sites
 from inference.posterior.densities import likelihood_at, log_joint, marginal_prior_draws
 from inference.posterior.poses import is_site
+from models.distributions.likelihood import MatchedParts
 from models.program.sites import Program
 from models.scenes import Scene
 from models.templates import Parts
@@ -181,7 +186,11 @@ def _basis(F: Float[np.ndarray, "n d p"]) -> list[int]:
 def _density_preserving(
     program: Program, scene: Scene, candidates: list[tuple[int, int, Turn]]
 ) -> list[tuple[int, int, Turn]]:
-    """Keep the turns that do not change the program's density at some prior draws."""
+    """Keep the turns that do not change the program's density at some prior draws.
+
+    Points far from the parts of a prior draw hide most of the match prior: a few matches are all of
+    the sum. So the density with wide noise, under which every match counts, must not change either.
+    """
     draws = marginal_prior_draws(program, scene, jax.random.key(0), num_samples=_PROBES)
     for name in discrete_sites(program, scene):
         draws.pop(name)  # a swap of objects may change the site, so it is summed out
@@ -193,7 +202,23 @@ def _density_preserving(
             pose[:, source] = turn.inverse(draws["pose"][:, target])
         poses.append(pose)
     repeated = {name: np.concatenate([x] * len(poses)) for name, x in draws.items()}
-    values = log_joint(program, scene, repeated | {"pose": np.concatenate(poses)})
-    before, *after = values.reshape(len(poses), _PROBES)
+    repeated["pose"] = np.concatenate(poses)
+    both = [log_joint(of, scene, repeated) for of in (program, _blurred(program))]
+    before, *after = np.stack(both, axis=-1).reshape(len(poses), 2 * _PROBES)
     same = [np.allclose(before, value, rtol=1e-9, atol=1e-6) for value in after]
     return list(itertools.compress(candidates, same))
+
+
+class _Blurred(Messenger):
+    """Effect handler: noise as wide as the distances of points from parts."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and isinstance(msg["fn"], MatchedParts):
+            blurred = copy.copy(msg["fn"])
+            apart = jnp.asarray(msg["value"])[:, None] - blurred.parts.predict(blurred.pose)
+            apart = jnp.where(blurred.seen[:, None] & blurred.parts.feature_mask, apart, 0.0)
+            blurred.beta = blurred.beta * blurred.noise_variance.min() / jnp.mean(apart**2)
+            msg["fn"] = blurred
+
+
+_blurred = functools.lru_cache(maxsize=64)(_Blurred)  # densities compile once for each program

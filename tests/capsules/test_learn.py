@@ -7,12 +7,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from capsules.experiments.generator import sample_scenes
+from capsules.experiments.learnable import arguments, leave_open
 from capsules.experiments.resumed import Checkpoint
 from capsules.files.learned import load_learned
 from capsules.files.scenes import save_scenes
-from capsules.methods import program_of
+from capsules.methods import PAPER, PRIORS, program_of
 from inference import exact
 from inference.diagnostics.readout import most_probable_match, poses_given_match
+from models.errors import InputError
 from models.program.reading import read
 from models.templates import normalise, stack
 from tests.capsules.test_cli import assert_sentence, run
@@ -173,3 +175,30 @@ def test_what_cannot_be_done_is_said(files, tmp_path):
         ),
         "preset 'published'",
     )
+
+
+def test_numbers_that_were_given_belong_to_the_learnt_ones(files, tmp_path):
+    """`evaluate` has the log evidence that learning ended with."""
+    scenes, out = files[0] / "scenes.npz", tmp_path / "learned.npz"
+    more = ("--what", "presence", "--precision", 200, "--visibility", 0.8, "--holdout", 0)
+    assert run("learn", scenes, *LEARN, *more, "--out", out).exit_code == 0
+    method = (*SHAPES, "--method", "exact", "--prior", "presence")
+    found = json.loads(run("evaluate", scenes, *method, "--learned", out, "--json", "-").stdout)
+    with np.load(out) as file:
+        assert found["log_evidence"] == pytest.approx(file["objective"][-1], rel=1e-9)
+
+
+def test_a_precision_is_not_that_of_noise_in_proportion_to_size():
+    """Under the prior `sized` a precision of 3000 would be noise of 1/365 of an object."""
+    numbers = {"precision": 3e3, "presence_prob": 0.4}
+    assert arguments(PRIORS["presence"], numbers, PAPER).keys() == {*numbers, "parts"}
+    assert arguments(PRIORS["sized"], numbers, PAPER).keys() == {"presence_prob", "parts"}
+    with pytest.raises(InputError, match=r"'sized' has noise in proportion .* got 3000"):
+        program_of("exact", precision=3e3, prior="sized")
+    with pytest.raises(InputError, match="sized_constellation has no precision"):
+        leave_open(PRIORS["sized"], ["precision"], PAPER)
+
+
+def test_an_option_that_the_program_does_not_have_is_refused_in_learning():
+    with pytest.raises(InputError, match="constellation has no visibility to set"):
+        leave_open(PRIORS["uniform"], ["precision"], PAPER, given={"visibility": 0.9})

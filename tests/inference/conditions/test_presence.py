@@ -150,7 +150,7 @@ sized = functools.partial(
     presence_prob=0.3,
     sizes=(0.5, 1.5),
     noise=0.2,
-    precision=1.0,
+    relative_precision=1.0,
 )
 
 

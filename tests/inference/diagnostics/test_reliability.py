@@ -1,5 +1,7 @@
 """Reliability: bins by hand, and probabilities that mean what they say."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,15 @@ def test_pairs_are_together_by_the_objects_of_their_parts():
     np.testing.assert_allclose(pairs_together(answer(swapped, np.array([1, 1, 0, -1])))[0], probs)
     with pytest.raises(InputError, match="no truth"):
         pairs_together(answer(match_probs))
+
+
+def test_averages_over_matches_do_not_say_which_points_go_together():
+    """Two segments that are surely one each, in two names: marginals give each pair 1/2."""
+    averaged = answer(np.full((4, 4), 0.25), np.array([0, 0, 1, -1]))
+    exact = replace(averaged, method="exact", best_match=np.array([0, 1, 2, -1]))
+    np.testing.assert_allclose(pairs_together(averaged)[0], 0.5)
+    with pytest.raises(InputError, match="of 'exact' are averages over many matches"):
+        pairs_together(exact)
 
 
 def test_the_diagram_has_a_line_for_each_method():

@@ -52,7 +52,25 @@ def symmetry_under(which):
     return symmetry.find(squares, scene._replace(point_type=np.full(8, which)))
 
 
+SEGMENTS = stack([np.array([[-1.0, 0.0], [1.0, 0.0]])] * 2)
+
+
+def with_an_odd_pair(points=None, present=None):
+    """Two segments, of which the first may be turned: a point prefers an end of the second."""
+    with numpyro.plate("object", 2):
+        pose = numpyro.sample("pose", dist.Normal(0, 1).expand([4]).to_event(1))
+    match = numpyro.sample("match", PermutationMatch(jnp.zeros((4, 4)).at[1, 2].set(1.5)))
+    likelihood = MatchedParts(match, pose, SEGMENTS, precision=20.0, present=present)
+    return numpyro.sample("points", likelihood, obs=points)
+
+
 # --- which symmetries a program has -------------------------------------------------------------
+
+
+def test_a_match_prior_breaks_symmetries_wherever_the_points_are():
+    rng = np.random.default_rng(0)
+    scenes = [make_scene(rng.normal(size=(3, 2)), 4) for _ in range(8)]
+    assert [symmetry.find(with_an_odd_pair, scene).order for scene in scenes] == [2] * 8
 
 
 def test_two_squares_can_be_swapped_and_each_turned_four_times():
