@@ -60,7 +60,7 @@ def _without_key(run: Callable[..., Result]) -> Callable[..., Result]:
 
 _svi = functools.partial(svi.run, num_particles=4)
 _nuts = functools.partial(nuts.run, num_warmup=100, num_samples=100)
-_gibbs = functools.partial(gibbs.run, num_warmup=100, num_samples=100, num_temperatures=12)
+_gibbs = functools.partial(gibbs.run, num_warmup=300, num_samples=300, num_temperatures=12)
 
 MAX_PARTS = 512
 """Largest number of parts in the command line's programs."""

@@ -157,6 +157,6 @@ def test_too_many_assignments_are_refused_with_their_number():
 
 
 def test_unknown_part_probabilities_are_refused():
-    sentence = r"site 'part_probs': found a Dirichlet .*\(gmm, gibbs, svi\)"
+    sentence = r"site 'part_probs' is a Dirichlet .*\(gmm, gibbs, svi\)"
     with pytest.raises(InputError, match=sentence):
         exact.run(published_mixture, make_scene([[0.0, 0.0]], 11))
