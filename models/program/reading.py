@@ -29,17 +29,16 @@ from models.program.sites import (
     Unknown,
     Values,
     described,
-    is_traced,
     log_prob_of,
     placeholder,
     trace_sites,
-    with_unknown,
     without_shape,
 )
 from models.scenes import Scene, check_layout
 from models.templates import Parts
 
-_SITES = ("pose", "match", "points")
+SITES = ("pose", "match", "points")
+"""Sites that every program has, by these names."""
 
 FACTORS = frozenset({"precision", "part_probs"})
 """Sites that the mean-field family has a factor for: a Gamma and a Dirichlet."""
@@ -128,95 +127,7 @@ def look(
     found = pieces(sites, given, factors)
     if sites["points"]["fn"].pose is sites["pose"]["value"]:
         return found
-    return _at_moved_pose(program, scene, given, found)
-
-
-def look_closely(
-    program: Program,
-    scene: Scene,
-    given: Values | None = None,
-    factors: frozenset[str] = FACTORS,
-) -> LinearGaussianModel | None:
-    """The same pieces, if nothing is left open; refuse what depends on a latent site in any way.
-
-    Such a dependence need not show at some values: a factor may ask whether a pose is beyond a
-    threshold. So latent sites are abstract here, and whatever is abstract then depends on them.
-    """
-    kept: list[LinearGaussianModel] = []
-
-    def read_abstractly(zero: Array) -> None:
-        unknown = Unknown(zero)
-        sites = trace_sites(program, scene, given, unknown)
-        if left_open := conditions(sites, given, factors):
-            refuse_moving_supports(left_open)
-            return
-        found = pieces(sites, given, factors)
-        likelihood, pose = sites["points"]["fn"], sites["pose"]["value"]
-        if likelihood.match is not sites["match"]["value"]:
-            raise ConjugacyError(
-                "points",
-                "MatchedParts whose match is not the value of the site 'match' itself",
-                "MatchedParts that takes the site 'match' as it is",
-            )
-        if likelihood.pose is not pose:
-            slope, _ = _moved_pose(program, scene, given, pose, unknown)
-            if is_traced(slope):
-                raise ConjugacyError(
-                    "points",
-                    "MatchedParts whose pose is no linear function of the site 'pose'",
-                    "the site 'pose' as it is, or a linear function of each object's own pose",
-                )
-            found = _at_moved_pose(program, scene, given, found, unknown)
-        _refuse_dependence(sites, found)
-        kept.append(found)
-
-    with_unknown(read_abstractly)
-    return kept[0] if kept else None
-
-
-def refuse_moving_supports(left_open: Mapping[str, Distribution]) -> None:
-    """Refuse a latent site whose values are not the same ones whatever another site is.
-
-    They are listed, or integrated over, before the other site has a value.
-    """
-    for name, prior in left_open.items():
-        if is_traced(prior.support):
-            raise InputError(
-                f"site {name!r}: the support of its {type(without_shape(prior)).__name__} prior "
-                "changes with another site, a parameter or the scene, and a fixed one is required; "
-                "draw from a fixed support and compute from that, such as upper * share with a "
-                "share that is uniform between 0 and 1"
-            )
-
-
-def _refuse_dependence(sites: Mapping[str, Site], found: LinearGaussianModel) -> None:
-    """Refuse pieces that are abstract because latent sites are."""
-    poses = found.pose_mean, found.pose_covariance
-    logits = found.match_logits if found.part_prior is None else None
-    for name, read_of in (("pose", poses), ("match", logits)):
-        if is_traced(read_of):
-            raise ConjugacyError(
-                name, "a prior that changes with another site", "a prior that is fixed"
-            )
-    for what, read_of in (
-        ("whose value depends", found.points),
-        ("whose present depends", found.seen),
-        ("whose noise or parts depend", found.parts),
-    ):
-        if is_traced(read_of):
-            raise ConjugacyError(
-                "points", f"MatchedParts {what} on a latent site", "MatchedParts that do not"
-            )
-    for name, site in sites.items():
-        if is_traced(found.log_constant) and name not in _SITES and is_traced(log_prob_of(site)):
-            raise ConjugacyError(
-                name,
-                "further data, or a factor, that depends on a latent site",
-                "the points as the only data that do",
-            )
-    if is_traced((found.precision_prior, found.part_prior)):
-        name = "precision" if is_traced(found.precision_prior) else "part_probs"
-        raise ConjugacyError(name, "a prior that changes with another site", "a fixed prior")
+    return at_moved_pose(program, scene, given, found)
 
 
 def conditions(
@@ -266,7 +177,7 @@ def pieces(
         variance = likelihood.parts.variance_at(jnp.asarray(likelihood.beta))
     if "part_probs" in own:
         part_prior = jnp.asarray(sites["part_probs"]["fn"].concentration, float)
-    constant = [log_prob_of(s) for n, s in sites.items() if n not in {*_SITES, *own}]
+    constant = [log_prob_of(s) for n, s in sites.items() if n not in {*SITES, *own}]
     return LinearGaussianModel(
         points=jnp.asarray(sites["points"]["value"], float),
         seen=likelihood.seen,
@@ -281,7 +192,7 @@ def pieces(
     )
 
 
-def _at_moved_pose(
+def at_moved_pose(
     program: Program,
     scene: Scene,
     given: Values | None,
@@ -290,11 +201,11 @@ def _at_moved_pose(
 ) -> LinearGaussianModel:
     """Pieces of a program whose likelihood gets a linear function of each pose, J y + b.
 
-    Then x = F (J y + b) + m is again linear in y. That the function is linear is seen from its
-    slope (`look_closely`); that it is of the object's own pose alone is for the witness to say.
+    Then x = F (J y + b) + m is again linear in y. `models.program.dependence` checks that the
+    function is linear, and the witness that it takes the object's own pose alone.
     """
     start = jnp.full(found.pose_mean.shape, 0.5)
-    slope, moved = _moved_pose(program, scene, given, start, unknown)
+    slope, moved = moved_pose(program, scene, given, start, unknown)
     shift = moved - jnp.einsum("kpq,kq->kp", slope, start)
     parts, owner = found.parts, found.parts.owner
     F = jnp.einsum("ndp,npq->ndq", parts.F, slope[owner])
@@ -302,7 +213,7 @@ def _at_moved_pose(
     return replace(found, parts=parts._replace(F=F, offset=offset))
 
 
-def _moved_pose(
+def moved_pose(
     program: Program, scene: Scene, given: Values | None, pose: Array, unknown: Unknown | None
 ) -> tuple[Float[Array, "K p q"], Float[Array, "K p"]]:
     """The slope J of what the likelihood gets for each pose, and what it gets."""
@@ -316,7 +227,7 @@ def _moved_pose(
 
 def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
     """The likelihood of the points, if it is the linear-Gaussian one."""
-    for name in _SITES:
+    for name in SITES:
         if name not in sites:
             raise ConjugacyError(
                 name, f"no such sample site, only {', '.join(sites) or 'none'}", "one of that name"
