@@ -17,7 +17,7 @@ DOCS := $(VENV)/.docs
 # A file stays with one process, which compiles for all of its tests; tests/conftest.py has the order.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all test-fast fuzz coverage mutants lint types format bench notebook docs clean lock
+.PHONY: help install demo test test-all test-fast fuzz coverage mutants lint types format bench results notebook docs clean lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,12 @@ format: $(INSTALLED) ## Format the code and sort the imports
 
 bench: $(INSTALLED) ## Run the benchmarks
 	$(BIN)/python -m benchmarks
+
+# With OUT=docs/results the tables in README and docs are filled in again; SCENES is a folder of the
+# paper's test sets, from which the main tables then take their scenes.
+OUT ?= build/results
+results: $(INSTALLED) ## Make every table and picture of README and docs; resumes
+	$(BIN)/python -m benchmarks.results $(OUT)
 
 notebook: $(NOTEBOOK) ## Install Jupyter Lab and open it on notebooks/
 	$(BIN)/jupyter lab notebooks

@@ -1,1 +1,1 @@
-"""Speed, measured as ratios within one run on one machine: `python -m benchmarks`."""
+"""Measurements and studies: `python -m benchmarks`, `make results`."""

@@ -1,69 +1,35 @@
-"""Run the benchmarks and print a table: `python -m benchmarks [cavi] [exact] [methods] ...`."""
+"""Run benchmarks and print their tables: `python -m benchmarks [--out FOLDER] [NAME ...]`."""
 
+import argparse
 import sys
+from pathlib import Path
 
-from benchmarks import (
-    calibration,
-    cavi,
-    clutter,
-    endurance,
-    errors,
-    exact,
-    faces,
-    growing,
-    growth,
-    latency,
-    learning,
-    memory,
-    methods,
-    missing,
-    quality,
-    throughput,
-    walk,
-)
-
-BENCHMARKS = {
-    "cavi": cavi.rows,
-    "clutter": clutter.rows,
-    "endurance": endurance.rows,
-    "exact": exact.rows,
-    "faces": faces.rows,
-    "latency": latency.rows,
-    **{f"learning-{name}": rows for name, rows in learning.PIECES.items()},
-    "memory": memory.rows,
-    "methods": methods.rows,
-    "missing": missing.rows,
-    "quality": quality.rows,
-    "throughput": throughput.rows,
-    "walk": walk.rows,
-}
-FIGURES = {
-    "calibration": calibration.rows,
-    "errors": errors.rows,
-    "growing": growing.rows,
-    "growth": growth.rows,
-}
-"""These redraw a picture of the documentation, and run only when they are named."""
+from benchmarks.measurements import MEASUREMENTS
+from benchmarks.report import show
+from benchmarks.studies import STUDIES
 
 
-def main(names: list[str]) -> int:
-    """Run the named benchmarks, by default all but those that draw a picture.
+def main(words: list[str]) -> int:
+    """Run the named benchmarks, by default all that measure speed or memory.
 
-    A name stands for all that begin with it: `learning` for `learning-time` and so on. Rows are
-    printed as they come.
+    A name stands for all that begin with it: `learning` for `learning-time` and so on.
     """
-    known = BENCHMARKS | FIGURES
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write tables and pictures")
+    asked = parser.parse_args(words)
+    known = MEASUREMENTS | {name: study.run for name, study in STUDIES.items()}
     chosen: list[str] = []
-    for name in names:
+    for name in asked.names or MEASUREMENTS:
         found = [one for one in known if one == name or one.startswith(f"{name}-")]
         if not found:
             print(f"there is no benchmark {name!r}; choose from {', '.join(known)}")
             return 2
         chosen += found
-    print("| what | reference | this project | ratio |\n| --- | --- | --- | --- |", flush=True)
-    for name in chosen or BENCHMARKS:
-        for row in known[name]():
-            print("|", " | ".join(row), "|", flush=True)
+    if asked.out is not None:
+        asked.out.mkdir(parents=True, exist_ok=True)
+    for name in chosen:
+        show(known[name](), asked.out)
     return 0
 
 

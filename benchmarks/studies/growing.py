@@ -20,7 +20,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.missing import MISSING, occluded, shapes_of
+from benchmarks.studies.missing import MISSING, occluded, shapes_of
 from capsules.commands.shared import Stopwatch
 from capsules.experiments.generator import sample_scenes
 from capsules.methods import PRIORS

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("models", "guides", "inference", "capsules")
 MOST = {"files": 18, "traces of the program": 4, "checks of the scene": 1}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.timing import best_time
+from benchmarks.measurements.timing import best_time
 from capsules.experiments.generator import sample_scenes
 from inference import cavi, exact
 from models import constellation

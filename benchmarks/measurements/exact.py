@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.timing import row
+from benchmarks.measurements.timing import row
 from capsules.experiments.generator import sample_scenes
 from inference import exact
 from models.constellation import PARTS, constellation

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from benchmarks.timing import row
+from benchmarks.measurements.timing import row
 from capsules.experiments.generator import sample_scenes
 from capsules.methods import infer
 from inference.diagnostics.metrics import score

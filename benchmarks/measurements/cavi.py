@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from benchmarks.timing import best_time, row
+from benchmarks.measurements.timing import best_time, row
 from capsules.experiments.generator import sample_scenes
 from inference import cavi
 from inference.variational import pool

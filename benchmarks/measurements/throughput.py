@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.timing import best_time
+from benchmarks.measurements.timing import best_time
 from capsules.experiments.generator import sample_scenes
 from inference import cavi
 from inference.variational import pool

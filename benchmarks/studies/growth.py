@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.timing import best_time
+from benchmarks.measurements.timing import best_time
 from inference import exact
 from models.constellation import constellation
 from models.scenes import Scene
