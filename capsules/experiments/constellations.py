@@ -33,7 +33,7 @@ PRESET_NAMES = ("paper", "published", "default")
 
 
 class Cell(NamedTuple):
-    """A method under a preset, with an initial beta if it has one, at one noise level."""
+    """A method under a preset and a prior, with an initial beta if it has one, at a noise level."""
 
     method: str
     preset: str
@@ -41,12 +41,14 @@ class Cell(NamedTuple):
     sigma: float
     weights: str | None = None
     """The file of a trained network."""
+    prior: str = "uniform"
 
     @property
     def name(self) -> str:
         """Its name in the store."""
         beta = "" if self.beta is None else f"-beta{self.beta:g}"
-        return f"{self.method}-{self.preset}{beta}-sigma{self.sigma:.2f}"
+        prior = "" if self.prior == "uniform" else f"-{self.prior}"
+        return f"{self.method}-{self.preset}{prior}{beta}-sigma{self.sigma:.2f}"
 
 
 class Scenes(NamedTuple):
@@ -181,7 +183,9 @@ def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np
     some = np.arange(number * BLOCK, min((number + 1) * BLOCK, len(scenes.points)))
     block = scenes.take(np.resize(some, min(BLOCK, len(scenes.points))))
     key = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-    result = infer(cell.method, block, key, preset=cell.preset, **_options(cell))
+    result = infer(
+        cell.method, block, key, preset=cell.preset, prior=cell.prior, **_options(cell)
+    )
     return {
         f"{protocol}_{name}": values
         for protocol, scores in score(result).items()
