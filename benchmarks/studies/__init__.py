@@ -1,6 +1,6 @@
 """The studies behind the documentation: every table and picture that it shows.
 
-A study is a module with a function `pieces`.
+A study is a function of a module, by default its function `pieces`.
 """
 
 import importlib
@@ -14,6 +14,7 @@ class Study(NamedTuple):
     """A study, and when it may run."""
 
     module: str
+    function: str = "pieces"
     arguments: tuple[Any, ...] = ()
     alone: bool = False
     """It measures time, and nothing else may run beside it."""
@@ -23,7 +24,7 @@ class Study(NamedTuple):
     def run(self) -> Pieces:
         """Compute the study, piece by piece."""
         module = importlib.import_module(f"benchmarks.studies.{self.module}")
-        pieces: Pieces = module.pieces(*self.arguments)
+        pieces: Pieces = getattr(module, self.function)(*self.arguments)
         return pieces
 
     @property
@@ -32,7 +33,14 @@ class Study(NamedTuple):
         return Path(__file__).with_name(f"{self.module}.py")
 
 
+TRAINING: tuple[str, ...] = ()
+"""Studies that train the networks of the main table."""
+
 STUDIES = {
+    "table1": Study("constellations", "main"),
+    "beta": Study("constellations", "beta"),
+    "starts": Study("constellations", "starts"),
+    "trained": Study("constellations", "trained", after=TRAINING),
     "errors": Study("errors"),
 }
 """In the order in which they begin: those that take long first."""
