@@ -124,4 +124,4 @@ def test_the_edit_has_the_effect_that_is_said():
 
 
 def test_its_picture_is_small():
-    assert (ROOT / "docs" / "images" / "demo.png").stat().st_size < 150_000
+    assert (ROOT / "docs" / "results" / "demo.png").stat().st_size < 150_000

@@ -108,7 +108,9 @@ def trained() -> Pieces:
     lines = [(method, "default", "uniform") for method in TRAINED]
     found = _computed("trained", _cells(lines), _tests())
     names = {"ccae": "CCAE, the small variant", "amortised": "amortised guide, alone"}
-    rows = ([names[line[0]], *(_pair(scores) for scores in _by_sigma(found, line))] for line in lines)
+    rows = (
+        [names[line[0]], *(_pair(scores) for scores in _by_sigma(found, line))] for line in lines
+    )
     yield Table("trained", HEADINGS, rows)
 
 
@@ -180,7 +182,11 @@ def _title(line: Line) -> str:
     method, preset, prior = line
     if prior != "uniform":
         return f"`{method}`, {prior} prior"
-    return f"`{method}`, uniform match prior" if method == "exact" else f"`{method}`, {SETTINGS[preset]}"
+    return (
+        f"`{method}`, uniform match prior"
+        if method == "exact"
+        else f"`{method}`, {SETTINGS[preset]}"
+    )
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -234,6 +240,8 @@ def _claims(
 
 def _tested(first: Scores, second: Scores) -> str:
     """The mean difference of SA with its standard error, and the p-value of a paired t-test."""
+    if np.array_equal(first["sa"], second["sa"]):
+        return "the same"
     p = paired_test(first["sa"], second["sa"]).p
     apart = difference(first["sa"], second["sa"])
     return f"{apart}, p {'= ' + _p_value(p) if p >= 1e-12 else '< 1e-12'}"

@@ -183,9 +183,7 @@ def run_block(cell: Cell, scenes: Scene, number: int, seed: int) -> dict[str, np
     some = np.arange(number * BLOCK, min((number + 1) * BLOCK, len(scenes.points)))
     block = scenes.take(np.resize(some, min(BLOCK, len(scenes.points))))
     key = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-    result = infer(
-        cell.method, block, key, preset=cell.preset, prior=cell.prior, **_options(cell)
-    )
+    result = infer(cell.method, block, key, preset=cell.preset, prior=cell.prior, **_options(cell))
     return {
         f"{protocol}_{name}": values
         for protocol, scores in score(result).items()

@@ -69,6 +69,11 @@ def score(result: Result) -> dict[str, Scores]:
     present = np.atleast_2d(result.scene.present)
     truth = np.where(present, np.atleast_2d(result.scene.object), -1)
     num_objects = result.pose_mean.shape[-2]
+    if truth.max() > (last := int(result.owner.max())):
+        raise InputError(
+            f"the truth has an object {truth.max()}, but the program's parts belong to objects "
+            f"0 to {last}; infer with the shapes, and the clutter, that the scenes have"
+        )
     return {
         "partition": partition_metrics(truth, np.atleast_2d(result.labels), num_objects),
         "slots": partition_metrics(truth, slot_labels(result), num_objects),

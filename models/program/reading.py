@@ -249,7 +249,17 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
 
 
 def check_one_scene(likelihood: MatchedParts) -> None:
-    """Refuse a precision or beta of each part, which NumPyro takes for a batch of scenes."""
+    """Refuse an object without parts, and a precision or beta of each part.
+
+    NumPyro takes the latter for a batch of scenes.
+    """
+    parts = likelihood.parts
+    owners = np.asarray(parts.owner)[~np.asarray(parts.is_clutter)]
+    if without := set(range(parts.num_objects)) - set(owners.tolist()):
+        raise InputError(
+            f"site 'points': object {min(without)} has no part; number the owners of the parts "
+            "from 0 without a gap, as `stack` does"
+        )
     for name in ("precision", "beta"):
         if shape := jnp.shape(getattr(likelihood, name)):
             raise InputError(

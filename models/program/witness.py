@@ -152,6 +152,11 @@ def check_program(program: Program, scene: Scene) -> None:
             check_one_scene(site["fn"])
             check_layout(np.shape(site["value"]), *site["fn"].event_shape)
     check_numbers(samples)
+    if "points_unobserved" in samples:
+        raise InputError(
+            "site 'points': obs_mask makes a latent site of what was not observed, and no match is "
+            "summed out of it; leave it out, and give `present` to MatchedParts"
+        )
     for name, site in sites.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             inside = [n for n, s in samples.items() if name in _plates(s)]

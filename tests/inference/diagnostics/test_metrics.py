@@ -161,6 +161,14 @@ def test_scenes_without_a_truth_are_refused():
         score(replace(result, scene=result.scene._replace(object=None)))
 
 
+def test_a_truth_of_more_objects_than_the_program_has_is_refused():
+    """As many rows, but other shapes: the label K must not pass for clutter."""
+    result = result_of([permutation(0, 1, 2, 3, 4)], [PRESENT], [TRUTH])
+    more = np.where(np.array([TRUTH]) == 0, result.owner.max() + 1, TRUTH)
+    with pytest.raises(InputError, match=r"truth has an object 3, but .* objects 0 to 2"):
+        score(replace(result, scene=result.scene._replace(object=more)))
+
+
 # --- how sure a mean is -------------------------------------------------------------------------
 
 

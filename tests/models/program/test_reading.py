@@ -14,6 +14,7 @@ import pytest
 from numpyro.handlers import seed, trace
 from numpyro.infer.util import log_density
 
+from models.constellation import PARTS as constellation_parts
 from models.constellation import constellation
 from models.distributions.likelihood import MarginalParts, MatchedParts
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
@@ -493,6 +494,26 @@ def test_a_precision_of_each_part_is_refused_with_what_to_write_instead(shape, r
     sentence = r"precision of MatchedParts must be one number, got shape .*parts._replace\(variance"
     with pytest.raises(InputError, match=sentence):
         read_or_check(program, make_scene(np.zeros((3, 2)), 11))
+
+
+@pytest.mark.parametrize("read_or_check", [check_conjugate, check_program])
+def test_an_object_without_parts_is_refused(read_or_check):
+    parts = constellation_parts._replace(owner=np.array([0, 0, 0, 0, 1, 1, 1, 3, 3, 3, 3]))
+    with pytest.raises(InputError, match="site 'points': object 2 has no part; number the owners"):
+        read_or_check(partial(constellation, parts=parts), make_scene(np.zeros((3, 2)), 11))
+
+
+def test_points_with_an_obs_mask_are_refused():
+    def masked(points, present):
+        with numpyro.plate("object", K):
+            pose = numpyro.sample("pose", NORMAL)
+        match = numpyro.sample("match", PRIORS["permutation"])
+        likelihood = MatchedParts(match, pose, PARTS, precision=10.0, present=present)
+        numpyro.sample("points", likelihood, obs=points, obs_mask=present)
+
+    for look in (check_conjugate, check_program):
+        with pytest.raises(InputError, match="site 'points"):
+            look(masked, SCENE)
 
 
 def test_a_good_program_passes():
