@@ -53,10 +53,8 @@ MAIN: tuple[Line, ...] = (
 PRIORS: tuple[Line, ...] = (
     ("ds", "default", "presence"),
     ("exact", "default", "presence"),
-    ("exact", "default", "sized"),
 )
 COLOURS = {
-    ("exact", "sized"): "#003D5C",
     ("exact", "presence"): "#0072B2",
     ("exact", "uniform"): "#56B4E9",
     ("ds", "presence"): "#D55E00",
@@ -64,7 +62,7 @@ COLOURS = {
     ("ransac", "uniform"): "#009E73",
 }
 """Methods and priors of the picture."""
-MARKERS = {"sized": "D", "presence": "o", "uniform": "s"}
+MARKERS = {"presence": "o", "uniform": "s"}
 
 
 def main() -> Pieces:
