@@ -14,12 +14,12 @@ class Study(NamedTuple):
     """A study, and when it may run."""
 
     module: str
-    function: str = "pieces"
     arguments: tuple[Any, ...] = ()
     alone: bool = False
     """It measures time, and nothing else may run beside it."""
     after: tuple[str, ...] = ()
     """Studies whose networks it uses."""
+    function: str = "pieces"
 
     def run(self) -> Pieces:
         """Compute the study, piece by piece."""
@@ -37,10 +37,10 @@ TRAINING: tuple[str, ...] = ()
 """Studies that train the networks of the main table."""
 
 STUDIES = {
-    "table1": Study("constellations", "main"),
-    "beta": Study("constellations", "beta"),
-    "starts": Study("constellations", "starts"),
-    "trained": Study("constellations", "trained", after=TRAINING),
+    "table1": Study("constellations", function="main"),
+    "beta": Study("constellations", function="beta"),
+    "starts": Study("constellations", function="starts"),
+    "trained": Study("constellations", after=TRAINING, function="trained"),
     "errors": Study("errors"),
 }
 """In the order in which they begin: those that take long first."""
