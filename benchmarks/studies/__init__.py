@@ -33,6 +33,37 @@ class Study(NamedTuple):
 
 
 STUDIES = {
+    "train-amortised-0.25": Study("training", ("amortised-0.25",)),
+    "train-amortised-0.1": Study("training", ("amortised-0.1",)),
+    "train-amortised-0": Study("training", ("amortised-0",)),
+    "equivariance": Study("equivariance"),
+    "train-ccae-0": Study("training", ("ccae-0",)),
+    "train-ccae-0.1": Study("training", ("ccae-0.1",)),
+    "train-ccae-0.25": Study("training", ("ccae-0.25",)),
+    "train-ccae-seed-1": Study("training", ("ccae-seed-1",)),
+    "train-ccae-published": Study("training", ("ccae-published",)),
+    "learning-noise-0.1": Study("learning", ("noise", 0.1)),
+    "learning-noise-0.25": Study("learning", ("noise", 0.25)),
+    "learning-coverage": Study("learning", ("coverage",)),
+    "learning-templates": Study("learning", ("templates",)),
+    "learning-sized": Study("learning", ("sized",)),
+    "ccae-objective": Study("ccae_objective"),
+    "amortised": Study(
+        "amortised",
+        after=("train-amortised-0", "train-amortised-0.1", "train-amortised-0.25"),
+    ),
+    "ccae": Study(
+        "ccae",
+        after=(
+            "train-ccae-0",
+            "train-ccae-0.1",
+            "train-ccae-0.25",
+            "train-ccae-seed-1",
+            "train-ccae-published",
+        ),
+    ),
+    "examples": Study("examples", after=("train-ccae-0.25",)),
+    "learning-time": Study("learning", ("time",), alone=True),
     "errors": Study("errors"),
 }
 """In the order in which they begin: those that take long first."""
