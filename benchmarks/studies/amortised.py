@@ -52,33 +52,30 @@ class Answers(NamedTuple):
 def pieces() -> Pieces:
     """Accuracy, start of annealing, calibration and speed, in this order."""
     guides = {sigma: load_guide(weights(f"amortised-{sigma:g}")) for sigma in SIGMAS}
-    calibrated: dict[float, Reliability] = {}
+    alone = {sigma: _alone(guide, sigma) for sigma, guide in guides.items()}
     headings = ("", "scene accuracy", "SA", "− guide alone", "− `ds` by itself")
-    yield Table("amortised", headings, _accuracies(guides, calibrated))
+    yield Table("amortised", headings, _accuracies(guides, alone))
     start_of_annealing = _starts_of_annealing(guides[0.0])
     yield Table("amortised-annealing", ("first β", "scene accuracy, σ = 0"), start_of_annealing)
-    yield Table(
-        "amortised-calibration",
-        ("pairs of points of one object", *(f"σ = {sigma:g}" for sigma in SIGMAS)),
-        _calibration(calibrated),
-    )
-    yield Picture(
-        "reliability", plot_reliability({f"σ = {s:g}": one for s, one in calibrated.items()})
-    )
+    calibrated = {f"σ = {s:g}": reliability(*pairs_together(x)) for s, x in alone.items()}
+    headings = ("pairs of points of one object", *calibrated)
+    yield Table("amortised-calibration", headings, _calibration(list(calibrated.values())))
+    yield Picture("reliability", plot_reliability(calibrated))
     headings = ("a batch", "scenes per processor second")
     yield Table("amortised-speed", headings, _speeds(guides[0.0]))
 
 
+def _alone(guide: AmortisedGuide, sigma: float) -> Result:
+    scenes = sample_scenes(DRAWS, sigma, SEED)
+    return amortised.run(constellation, scenes, KEY, match_logits=guide.match_logits)
+
+
 def _accuracies(
-    guides: dict[float, AmortisedGuide], calibrated: dict[float, Reliability]
+    guides: dict[float, AmortisedGuide], alone: dict[float, Result]
 ) -> Iterator[list[str]]:
-    """The rows of all noise levels, which fill in how well the guide alone is calibrated."""
     for sigma, guide in guides.items():
-        scenes = sample_scenes(DRAWS, sigma, SEED)
-        alone = amortised.run(constellation, scenes, KEY, match_logits=guide.match_logits)
-        calibrated[sigma] = reliability(*pairs_together(alone))
-        guess = _right(alone)
-        yield [f"σ = {sigma:g}, guide alone", share(guess), mean(_sa(alone)), "", ""]
+        scenes, guess = alone[sigma].scene, _right(alone[sigma])
+        yield [f"σ = {sigma:g}, guide alone", share(guess), mean(_sa(alone[sigma])), "", ""]
         for prior, by_itself, others in _ascents(scenes, guide, sigma):
             right = _right(by_itself)
             for name, result in others.items():
@@ -120,8 +117,7 @@ def _starts_of_annealing(guide: AmortisedGuide) -> Iterator[tuple[str, str]]:
         yield f"{beta:g}", share(_right(result))
 
 
-def _calibration(calibrated: dict[float, Reliability]) -> Iterator[list[str]]:
-    found = calibrated.values()
+def _calibration(found: list[Reliability]) -> Iterator[list[str]]:
     bins = [np.flatnonzero((10 * one.said).astype(int) == LIKELY) for one in found]
 
     def of_bin(values: list[Float[np.ndarray, " bins"]]) -> list[str]:

@@ -65,7 +65,7 @@ WRONG_SEEDS, RANDOM_SEEDS, TEMPLATE_DRAWS = 3, 10, 670
 REPETITIONS, KNOWN = 20, 400
 """Sets of scenes of the known program, and scenes of each."""
 
-SHIPPED = "as shipped"
+SHIPPED, EARLY_NAME = "as shipped", f"after {EARLY} rounds"
 TITLES = {
     "precision": "precision",
     "covariance": "covariance of poses",
@@ -85,49 +85,58 @@ def noise_and_poses(sigma: float) -> Pieces:
     print(learned.status, flush=True)
     sets: dict[str, Mapping[str, Any]] = {
         "learnt": learned.params,
-        f"after {EARLY} rounds": {name: x[EARLY] for name, x in learned.history.items()},
+        EARLY_NAME: {name: x[EARLY] for name, x in learned.history.items()},
         "by hand": BY_HAND,
         "from labels": _from_labels(sigma),
     }
     right: dict[str, dict[str, np.ndarray]] = {}
+    evidence: dict[str, dict[str, np.ndarray]] = {}
+    for prior in (constellation, presence_constellation):
+        programs = {SHIPPED: prior} | {
+            name: functools.partial(prior, **arguments(prior, numbers, PAPER))
+            for name, numbers in sets.items()
+        }
+        for method, run in (("ds", _ascend), ("exact", exact.run)):
+            results = {name: run(program, others) for name, program in programs.items()}
+            right[f"`{prior.__name__}`, `{method}`"] = {
+                name: _right(result, others) for name, result in results.items()
+            }
+        evidence[f"`{prior.__name__}`"] = {name: _evidence(x) for name, x in results.items()}
+    upright = {name: _upright(x, others) for name, x in results.items()}  # presence, exact
+
     name = f"learning-noise-{sigma:g}"
-    yield Table(name, ["", SHIPPED, *sets], _noise_and_poses(sets, others, right))
-    pairs = [("learnt", SHIPPED), (f"after {EARLY} rounds", SHIPPED)]
-    pairs += [(f"after {EARLY} rounds", "learnt"), ("by hand", "learnt"), ("from labels", "learnt")]
-    headings = ["scenes right", *(f"{one} − {other}" for one, other in pairs)]
-    rows = (
+    shares = {f"scenes right, {title}": found for title, found in right.items()}
+    values = {f"log evidence of a scene, {title}": found for title, found in evidence.items()}
+    triangles = f"lone triangles on their own vertices, of {len(upright[SHIPPED])}"
+    rows = [
+        *_about(learned, sets),
+        *([title, *map(share, found.values())] for title, found in shares.items()),
+        *([title, *(mean(x, 2) for x in found.values())] for title, found in values.items()),
+        [triangles, *map(share, upright.values())],
+        ["scenes", *[str(len(others.points))] * len(upright)],
+    ]
+    yield Table(name, ["", SHIPPED, *sets], rows)
+
+    pairs = [("learnt", SHIPPED), (EARLY_NAME, SHIPPED), (EARLY_NAME, "learnt")]
+    pairs += [("by hand", "learnt"), ("from labels", "learnt")]
+    headings = ["gain in scenes right", *(f"{one} − {other}" for one, other in pairs)]
+    rows = [
         [title, *(difference(found[one], found[other]) for one, other in pairs)]
         for title, found in right.items()
-    )
+    ]
     yield Table(f"{name}-gains", headings, rows)
 
 
-def _noise_and_poses(
-    sets: Mapping[str, Mapping[str, Any]], others: Scene, right: dict[str, dict[str, np.ndarray]]
-) -> Iterator[list[str]]:
-    """The rows, which fill in which scenes are right."""
+def _about(learned: Learned, sets: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
+    """The numbers themselves, and how long it took to learn them."""
+    state = "converged" if learned.converged else "not quite converged"
+    rounds = [f"{len(learned.objective) - 1}, {state}", str(EARLY)]
+    yield ["rounds of learning", "", *rounds, *[""] * (len(sets) - len(rounds))]
     yield ["precision", "", *(f"{float(x['precision']):,.0f}" for x in sets.values())]
     directions = (x["pose_mean"][2:] for x in sets.values())
     polar = ((np.hypot(*x), np.degrees(np.arctan2(*x[::-1]))) for x in directions)
     shown = (f"{number(size, 2)}, {angle:.0f}°".replace("-", "−") for size, angle in polar)
     yield ["mean of pose: size, direction", "", *shown]
-    upright: list[np.ndarray] = []
-    for prior in (constellation, presence_constellation):
-        programs = [prior] + [
-            functools.partial(prior, **arguments(prior, numbers, PAPER))
-            for numbers in sets.values()
-        ]
-        for method, run in (("ds", _ascend), ("exact", exact.run)):
-            results = [run(program, others) for program in programs]
-            found = [_right(result, others) for result in results]
-            title = f"`{prior.__name__}`, `{method}`"
-            right[title] = dict(zip((SHIPPED, *sets), found, strict=True))
-            yield [f"scenes right, {title}", *map(share, found)]
-        values = (mean(_evidence(result), 2) for result in results)
-        yield [f"log evidence of a scene, `{prior.__name__}`", *values]
-        upright = [_upright(result, others) for result in results]
-    count = len(upright[0])
-    yield [f"lone triangles on their own vertices, of {count}", *map(share, upright)]
 
 
 def sized(sigma: float = 0.25) -> Pieces:
