@@ -50,6 +50,7 @@ def weights(name: str) -> Path:
     training = TRAININGS[name]
     entry = Store(WEIGHTS / "trained").entry(name, **training._asdict())
     kept = entry.path.with_suffix(".eqx")
+    kept.parent.mkdir(parents=True, exist_ok=True)
     if not kept.exists():
         trained.train(
             training.network,
