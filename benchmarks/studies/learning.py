@@ -47,8 +47,8 @@ OTHERS, SEED_OF_OTHERS = 2000, 7007
 EARLY = 10
 """Rounds at template noise of 0.25 after which poses have no direction yet: a plateau."""
 
-SIZED = 1000
-"""Draws for the prior that takes long."""
+SIZED = 300
+"""Draws for the sized prior, which takes half a second per scene."""
 
 BY_HAND = {
     "precision": 660.0,
@@ -133,6 +133,8 @@ def _about(learned: Learned, sets: Mapping[str, Mapping[str, Any]]) -> Iterator[
     rounds = [f"{len(learned.objective) - 1}, {state}", str(EARLY)]
     yield ["rounds of learning", "", *rounds, *[""] * (len(sets) - len(rounds))]
     yield ["precision", "", *(f"{float(x['precision']):,.0f}" for x in sets.values())]
+    places = (x["pose_mean"][:2] for x in sets.values())
+    yield ["mean of pose: place", "", *(", ".join(number(x, 2) for x in place) for place in places)]
     directions = (x["pose_mean"][2:] for x in sets.values())
     polar = ((np.hypot(*x), np.degrees(np.arctan2(*x[::-1]))) for x in directions)
     shown = (f"{number(size, 2)}, {angle:.0f}°".replace("-", "−") for size, angle in polar)
