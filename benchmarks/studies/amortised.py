@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks.report import Picture, Pieces, Table, difference, mean, number, share
+from benchmarks.report import Picture, Pieces, Table, difference, number, share
 from benchmarks.studies.training import weights
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import SIGMAS
@@ -53,7 +53,7 @@ def pieces() -> Pieces:
     """Accuracy, start of annealing, calibration and speed, in this order."""
     guides = {sigma: load_guide(weights(f"amortised-{sigma:g}")) for sigma in SIGMAS}
     alone = {sigma: _alone(guide, sigma) for sigma, guide in guides.items()}
-    headings = ("", "scene accuracy", "SA", "− guide alone", "− `ds` by itself")
+    headings = ("", "scene accuracy", "SA", "gain on guide alone", "gain on `ds` by itself")
     yield Table("amortised", headings, _accuracies(guides, alone))
     start_of_annealing = _starts_of_annealing(guides[0.0])
     yield Table("amortised-annealing", ("first β", "scene accuracy, σ = 0"), start_of_annealing)
@@ -75,14 +75,14 @@ def _accuracies(
 ) -> Iterator[list[str]]:
     for sigma, guide in guides.items():
         scenes, guess = alone[sigma].scene, _right(alone[sigma])
-        yield [f"σ = {sigma:g}, guide alone", share(guess), mean(_sa(alone[sigma])), "", ""]
+        yield [f"σ = {sigma:g}, guide alone", share(guess), share(_sa(alone[sigma])), "", ""]
         for prior, by_itself, others in _ascents(scenes, guide, sigma):
             right = _right(by_itself)
             for name, result in others.items():
                 gains = [difference(_right(result), base) for base in (guess, right)]
-                cells = [share(_right(result)), mean(_sa(result)), *gains]
+                cells = [share(_right(result)), share(_sa(result)), *gains]
                 yield [f"σ = {sigma:g}, {name}{prior}", *cells]
-            cells = [share(right), mean(_sa(by_itself)), difference(right, guess), ""]
+            cells = [share(right), share(_sa(by_itself)), difference(right, guess), ""]
             yield [f"σ = {sigma:g}, `ds` by itself{prior}", *cells]
 
 
