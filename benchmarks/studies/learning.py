@@ -47,8 +47,8 @@ OTHERS, SEED_OF_OTHERS = 2000, 7007
 EARLY = 10
 """Rounds at template noise of 0.25 after which poses have no direction yet: a plateau."""
 
-SIZED = 300
-"""Draws for the sized prior, which takes half a second per scene."""
+SIZED = 250
+"""Draws for the sized prior, which is slow."""
 
 BY_HAND = {
     "precision": 660.0,
