@@ -33,14 +33,47 @@ class Study(NamedTuple):
         return Path(__file__).with_name(f"{self.module}.py")
 
 
-TRAINING: tuple[str, ...] = ()
-"""Studies that train the networks of the main table."""
+AMORTISED = ("train-amortised-0", "train-amortised-0.1", "train-amortised-0.25")
+CCAE = ("train-ccae-0", "train-ccae-0.1", "train-ccae-0.25")
+"""Studies that train the networks of the main table, for each level of noise."""
 
 STUDIES = {
+    "train-amortised-0.25": Study("training", ("amortised-0.25",)),
     "table1": Study("constellations", function="main"),
+    "train-amortised-0.1": Study("training", ("amortised-0.1",)),
+    "train-amortised-0": Study("training", ("amortised-0",)),
+    "learning-noise-0.25": Study("learning", ("noise", 0.25)),
+    "equivariance": Study("equivariance"),
+    "missing": Study("missing"),
+    "learning-noise-0.1": Study("learning", ("noise", 0.1)),
+    "learning-coverage": Study("learning", ("coverage",)),
+    "learning-templates": Study("learning", ("templates",)),
+    "learning-sized": Study("learning", ("sized",)),
+    "faces": Study("faces"),
+    "calibration": Study("calibration"),
+    "train-ccae-0": Study("training", ("ccae-0",)),
+    "train-ccae-0.1": Study("training", ("ccae-0.1",)),
+    "train-ccae-0.25": Study("training", ("ccae-0.25",)),
+    "train-ccae-seed-1": Study("training", ("ccae-seed-1",)),
+    "train-ccae-published": Study("training", ("ccae-published",)),
+    "objectives": Study("objectives"),
+    "ccae-objective": Study("ccae_objective"),
     "beta": Study("constellations", function="beta"),
+    "clutter": Study("clutter"),
     "starts": Study("constellations", function="starts"),
-    "trained": Study("constellations", after=TRAINING, function="trained"),
     "errors": Study("errors"),
+    "importance": Study("importance"),
+    "scale-endurance": Study("endurance"),
+    "demo": Study("demo"),
+    "bound": Study("bound"),
+    "amortised": Study("amortised", after=AMORTISED),
+    "ccae": Study("ccae", after=(*CCAE, "train-ccae-seed-1", "train-ccae-published")),
+    "trained": Study("constellations", after=(*AMORTISED, *CCAE), function="trained"),
+    "examples": Study("examples", after=CCAE),
+    "growing": Study("growing", alone=True),
+    "learning-time": Study("learning", ("time",), alone=True),
+    "growth": Study("growth", alone=True),
+    "scale-throughput": Study("throughput", alone=True),
+    "faces-speed": Study("faces_speed", alone=True),
 }
 """In the order in which they begin: those that take long first."""

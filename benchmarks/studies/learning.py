@@ -20,6 +20,7 @@ from jaxtyping import Float
 from numpyro.distributions import constraints
 from numpyro.infer import Predictive
 
+from benchmarks.report import Pieces, Table, difference, mean, number, share
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.learnable import arguments, leave_open
 from capsules.methods import PAPER
@@ -46,8 +47,8 @@ OTHERS, SEED_OF_OTHERS = 2000, 7007
 EARLY = 10
 """Rounds at template noise of 0.25 after which poses have no direction yet: a plateau."""
 
-SIZED = 1000
-"""Draws for the prior that takes long."""
+SIZED = 250
+"""Draws for the sized prior, which is slow."""
 
 BY_HAND = {
     "precision": 660.0,
@@ -60,73 +61,102 @@ NAMES = ("square", "triangle")
 STARTS = 3
 """Random starts of the templates, of which the best held-out objective chooses one."""
 
-Row = tuple[str, str, str, str]
+WRONG_SEEDS, RANDOM_SEEDS, TEMPLATE_DRAWS = 3, 10, 670
+REPETITIONS, KNOWN = 20, 400
+"""Sets of scenes of the known program, and scenes of each."""
+
+SHIPPED, EARLY_NAME = "as shipped", f"after {EARLY} rounds"
+TITLES = {
+    "precision": "precision",
+    "covariance": "covariance of poses",
+    "presence_prob": "presence",
+}
 
 
-def noise_and_poses(sigma: float) -> Iterator[Row]:
-    """Scene accuracy and log evidence of other scenes: as it is, learnt, by hand, from labels."""
+def pieces(study: str, *arguments: Any) -> Pieces:
+    """One of `STUDIES`."""
+    return STUDIES[study](*arguments)
+
+
+def noise_and_poses(sigma: float) -> Pieces:
+    """Scenes right and evidence of other scenes under each set of numbers, and paired gains."""
     others = sample_scenes(OTHERS, sigma, SEED_OF_OTHERS)
-    learned, row = _learnt(sigma)
-    yield row
+    learned = _learnt(sigma)
+    print(learned.status, flush=True)
     sets: dict[str, Mapping[str, Any]] = {
         "learnt": learned.params,
-        f"after {EARLY} rounds": {name: x[EARLY] for name, x in learned.history.items()},
+        EARLY_NAME: {name: x[EARLY] for name, x in learned.history.items()},
         "by hand": BY_HAND,
         "from labels": _from_labels(sigma),
     }
+    right: dict[str, dict[str, np.ndarray]] = {}
+    evidence: dict[str, dict[str, np.ndarray]] = {}
     for prior in (constellation, presence_constellation):
-        programs = {"as it is": prior} | {
+        programs = {SHIPPED: prior} | {
             name: functools.partial(prior, **arguments(prior, numbers, PAPER))
             for name, numbers in sets.items()
         }
         for method, run in (("ds", _ascend), ("exact", exact.run)):
             results = {name: run(program, others) for name, program in programs.items()}
-            right = {name: _right(result, others) for name, result in results.items()}
-            title = f"sigma {sigma}, {prior.__name__}, {method}"
-            before = right["as it is"]
-            for name in sets:
-                gain = _difference(right[name], before)
-                yield (
-                    f"{title}: scene accuracy, {name}",
-                    _share(before),
-                    _share(right[name]),
-                    gain,
-                )
-            for name in list(sets)[1:]:
-                apart = _difference(right[name], right["learnt"])
-                yield (f"{title}: {name} less learnt", "", apart, "")
-            if method == "exact":
-                values = {name: _mean(_evidence(result)) for name, result in results.items()}
-                for name in sets:
-                    what = f"{title}: log evidence of a scene, {name}"
-                    yield (what, values["as it is"], values[name], "")
-            if method == "exact" and prior is presence_constellation:
-                upright = {name: _upright(result, others) for name, result in results.items()}
-                for name in sets:
-                    what = f"{title}: lone triangles on their own vertices, {name}"
-                    yield (what, _share(upright["as it is"]), _share(upright[name]), "")
+            right[f"`{prior.__name__}`, `{method}`"] = {
+                name: _right(result, others) for name, result in results.items()
+            }
+        evidence[f"`{prior.__name__}`"] = {name: _evidence(x) for name, x in results.items()}
+    upright = {name: _upright(x, others) for name, x in results.items()}  # presence, exact
+
+    name = f"learning-noise-{sigma:g}"
+    shares = {f"scenes right, {title}": found for title, found in right.items()}
+    values = {f"log evidence of a scene, {title}": found for title, found in evidence.items()}
+    triangles = f"lone triangles on their own vertices, of {len(upright[SHIPPED])}"
+    rows = [
+        *_about(learned, sets),
+        *([title, *map(share, found.values())] for title, found in shares.items()),
+        *([title, *(mean(x, 2) for x in found.values())] for title, found in values.items()),
+        [triangles, *map(share, upright.values())],
+        ["scenes", *[str(len(others.points))] * len(upright)],
+    ]
+    yield Table(name, ["", SHIPPED, *sets], rows)
+
+    pairs = [("learnt", SHIPPED), (EARLY_NAME, SHIPPED), (EARLY_NAME, "learnt")]
+    pairs += [("by hand", "learnt"), ("from labels", "learnt")]
+    headings = ["gain in scenes right", *(f"{one} − {other}" for one, other in pairs)]
+    rows = [
+        [title, *(difference(found[one], found[other]) for one, other in pairs)]
+        for title, found in right.items()
+    ]
+    yield Table(f"{name}-gains", headings, rows)
 
 
-def sized(sigma: float = 0.25) -> Iterator[Row]:
+def _about(learned: Learned, sets: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
+    """The numbers themselves, and how long it took to learn them."""
+    state = "converged" if learned.converged else "not quite converged"
+    rounds = [f"{len(learned.objective) - 1}, {state}", str(EARLY)]
+    yield ["rounds of learning", "", *rounds, *[""] * (len(sets) - len(rounds))]
+    yield ["precision", "", *(f"{float(x['precision']):,.0f}" for x in sets.values())]
+    places = (x["pose_mean"][:2] for x in sets.values())
+    yield ["mean of pose: place", "", *(", ".join(number(x, 2) for x in place) for place in places)]
+    directions = (x["pose_mean"][2:] for x in sets.values())
+    polar = ((np.hypot(*x), np.degrees(np.arctan2(*x[::-1]))) for x in directions)
+    shown = (f"{number(size, 2)}, {angle:.0f}°".replace("-", "−") for size, angle in polar)
+    yield ["mean of pose: size, direction", "", *shown]
+
+
+def sized(sigma: float = 0.25) -> Pieces:
     """The prior whose noise grows with an object, against the learnt plain one: the same scenes."""
     others = sample_scenes(SIZED, sigma, SEED_OF_OTHERS)
-    learned, row = _learnt(sigma)
-    yield row
+    numbers = _learnt(sigma).params
     plain = functools.partial(
-        presence_constellation, **arguments(presence_constellation, learned.params, PAPER)
+        presence_constellation, **arguments(presence_constellation, numbers, PAPER)
     )
-    learnt = _right(exact.run(plain, others), others)
-    found = []
-    for first in range(0, len(others.points), SIZED // 10):
-        some = others.take(slice(first, first + SIZED // 10))
-        found.append(_right(exact.run(sized_constellation, some), some))
-        wide = np.concatenate(found)
-        narrow = learnt[: len(wide)]
-        title = f"sigma {sigma}, learnt and sized, exact, {len(wide)} scenes"
-        yield (title, _share(narrow), _share(wide), _difference(wide, narrow))
+    narrow, wide = (
+        _right(exact.run(program, others), others) for program in (plain, sized_constellation)
+    )
+    cells = [share(narrow), share(wide), difference(wide, narrow), str(len(wide))]
+    headings = ["", "learnt presence prior", "sized prior", "difference", "scenes"]
+    yield Table("learning-sized", headings, [[f"scenes right, `exact`, σ = {sigma:g}", *cells]])
 
 
-def seconds_of_a_round(num_scenes: int = 1000, num_rounds: int = 11) -> Iterator[Row]:
+def seconds_of_a_round(num_scenes: int = 1000, num_rounds: int = 11) -> Pieces:
     """Of `ds`, on scenes with rows for 11 points: E-step and M-step, once all is compiled."""
     scenes = sample_scenes(2 * num_scenes, 0.25, SEED).take(slice(num_scenes))
     program = leave_open(presence_constellation, ("precision", "pose"), PAPER)
@@ -140,9 +170,15 @@ def seconds_of_a_round(num_scenes: int = 1000, num_rounds: int = 11) -> Iterator
         keep=lambda rounds: times.append((time.perf_counter(), time.process_time())),
     )
     each = np.diff(times, axis=0)[-SEARCH_EVERY:]  # one of them with a search
-    for name, x in zip(("s", "s of processor time"), each.T, strict=True):
-        title = f"a round of ds on {num_scenes} scenes, {name}: mean; with a search"
-        yield (title, f"{x.mean():.2f}", f"{x.max():.2f}", "")
+    search = each[:, 1].argmax()
+    rows = {
+        "that searches for parses": each[search],
+        "that continues": np.delete(each, search, axis=0).mean(axis=0),
+        f"on average, with a search every {SEARCH_EVERY}": each.mean(axis=0),
+    }
+    headings = [f"a round of `ds` on {num_scenes:,} scenes", "seconds", "processor seconds"]
+    lines = [[name, *(f"{x:.2f}" for x in seconds)] for name, seconds in rows.items()]
+    yield Table("learning-time", headings, lines)
 
 
 TRUTH = {
@@ -169,47 +205,59 @@ def known(points=None, present=None):  # type: ignore[no-untyped-def]
     )
 
 
-def coverage(repetitions: int = 20, num_scenes: int = 400) -> Iterator[Row]:
+def coverage() -> Pieces:
     """How often the truth is within 1.96 standard errors, over scenes of the known program."""
-    deviations = {name: [] for name in TRUTH}  # type: dict[str, list[np.ndarray]]
-    draw = Predictive(at(known, TRUTH), num_samples=num_scenes)
-    for number, key in enumerate(jax.random.split(jax.random.key(SEED), repetitions)):
+    headings = ["", "numbers", "truth within 1.96 errors", "beyond 3", "largest deviation, errors"]
+    yield Table("learning-coverage", headings, _coverage())
+
+
+def _coverage() -> Iterator[list[str]]:
+    deviations: dict[str, list[np.ndarray]] = {name: [] for name in TRUTH}
+    draw = Predictive(at(known, TRUTH), num_samples=KNOWN)
+    for key in jax.random.split(jax.random.key(SEED), REPETITIONS):
         drawn = draw(key)
         points, count = np.asarray(drawn["points"]), np.asarray(drawn["count"])
         scenes = join(
             [make_scene(x[:n], num_parts=len(x)) for x, n in zip(points, count, strict=True) if n]
         )
         learned = learn(known, scenes, key, e_step="exact")
+        print(learned.status, flush=True)
         for name, truth in TRUTH.items():
             lower = np.tril(np.ones(np.shape(truth), bool)) if np.ndim(truth) else True
             off = (learned.params[name] - truth) / learned.standard_errors[name]
             deviations[name].append(np.ravel(off[lower]))
-        largest = [np.abs(found[-1]).max() for found in deviations.values()]
-        shown = ", ".join(f"{x:.2f}" for x in largest)
-        yield (f"repetition {number}: largest deviations, errors", "", shown, learned.status)
     for name, found in deviations.items():
         off = np.abs(np.stack(found))
-        yield (
-            f"{name}: 1.96 standard errors cover; the largest deviation",
-            f"{(off < 1.96).mean():.3f}",
-            f"{off.max():.2f}",
-            f"{off.size} numbers",
-        )
+        cells = number((off < 1.96).mean(), 2), str((off > 3).sum()), f"{off.max():.1f}"
+        yield [TITLES[name], str(off.size), *cells]
 
 
-def templates() -> Iterator[Row]:
+def templates() -> Pieces:
     """Relative error of the vertices of both shapes, from vertices that are wrong, and random."""
-    for seed in range(3):
-        yield _templates(0.3, seed, 1)
-    for seed in range(10):
-        yield _templates(1.0, seed, STARTS)
+    headings = ["begun at", "seeds", "starts of each", "error of the start"]
+    headings += ["largest error learnt, chosen start", "of all starts"]
+    yield Table("learning-templates", headings, _templates())
 
 
-def _templates(noise: float, seed: int, num_starts: int) -> Row:
-    """From vertices with noise of their size, or random ones; the best of a few starts."""
+def _templates() -> Iterator[list[str]]:
+    for name, noise, seeds, starts in (
+        ("vertices with noise of 0.3 of their size", 0.3, WRONG_SEEDS, 1),
+        ("random vertices", 1.0, RANDOM_SEEDS, STARTS),
+    ):
+        begun, errors = (
+            np.array(x)
+            for x in zip(*(_from_starts(noise, seed, starts) for seed in range(seeds)), strict=True)
+        )
+        spread = f"{begun.min():.2f} to {begun.max():.2f}"
+        largest = f"{errors[:, 0].max():.0e}", f"{errors.max():.0e}"
+        yield [name, str(seeds), str(starts), spread, *largest]
+
+
+def _from_starts(noise: float, seed: int, num_starts: int) -> tuple[list[float], list[float]]:
+    """Errors of the starts and of what is learnt from them, by falling held-out objective."""
     rng = np.random.default_rng(seed)
     right = dict(zip(NAMES, shapes(*NAMES), strict=True))
-    training = sample_scenes(670, 0.0, SEED + seed, NAMES)
+    training = sample_scenes(TEMPLATE_DRAWS, 0.0, SEED + seed, NAMES)
     tried = []
     for _ in range(num_starts):
         begun = {
@@ -220,15 +268,12 @@ def _templates(noise: float, seed: int, num_starts: int) -> Row:
         learned = learn(
             program, training, jax.random.key(0), e_step="exact", num_steps=40, holdout=0.2
         )
+        print(learned.status, flush=True)
         assert learned.holdout is not None
         tried.append((learned.holdout[-1], _farthest(begun, right), learned))
     tried.sort(key=lambda one: -one[0])
     errors = [_farthest(learned.params, right) for _, _, learned in tried]
-    what = f"the best of {num_starts} random starts" if noise == 1 else f"vertices {noise} off"
-    shown = ", ".join(
-        f"{x:.2g} ({value:.1f})" for x, (value, _, _) in zip(errors, tried, strict=True)
-    )
-    return f"templates, {what}, seed {seed}", f"{tried[0][1]:.2g}", f"{errors[0]:.2g}", shown
+    return [start for _, start, _ in tried], errors
 
 
 def _with_templates(points=None, present=None, *, begun):  # type: ignore[no-untyped-def]
@@ -237,16 +282,11 @@ def _with_templates(points=None, present=None, *, begun):  # type: ignore[no-unt
     return presence_constellation(points, present, precision=precision, parts=stack(own))
 
 
-def _learnt(sigma: float) -> tuple[Learned, Row]:
-    """Noise and poses, from scenes under the presence prior, and how that went."""
+def _learnt(sigma: float) -> Learned:
+    """Noise and poses, from scenes under the presence prior."""
     training = sample_scenes(DRAWS, sigma, SEED)
     program = leave_open(presence_constellation, ("precision", "pose"), PAPER)
-    began = time.process_time()
-    learned = learn(program, training, jax.random.key(0), e_step="exact", num_steps=ROUNDS)
-    seconds = time.process_time() - began
-    evidence = (f"{learned.objective[i]:.3f}" for i in (0, -1))
-    title = f"sigma {sigma}, log evidence of a scene that is learnt from; {learned.status}"
-    return learned, (title, *evidence, f"{seconds:.0f} s of processor time")
+    return learn(program, training, jax.random.key(0), e_step="exact", num_steps=ROUNDS)
 
 
 def _from_labels(sigma: float) -> Mapping[str, Any]:
@@ -288,20 +328,6 @@ def _upright(result: Result, scenes: Scene) -> np.ndarray:
     return (match_probs.argmax(axis=2) == np.flatnonzero(rows)).all(axis=1)
 
 
-def _mean(values: np.ndarray, digits: int = 2) -> str:
-    error = float(values.std() / np.sqrt(len(values)))
-    return f"{values.mean():.{digits}f} ± {error:.{digits}f}"
-
-
-def _share(right: np.ndarray) -> str:
-    return _mean(right, 3)
-
-
-def _difference(these: np.ndarray, those: np.ndarray) -> str:
-    """Of scenes that are right, paired."""
-    return _mean(these.astype(float) - those, 3)
-
-
 def _farthest(found: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> float:
     return max(_apart(np.asarray(found[name]), right[name]) for name in right)
 
@@ -314,12 +340,10 @@ def _apart(found: Float[np.ndarray, "n 2"], right: Float[np.ndarray, "n 2"]) -> 
     return float(min(fits) / np.linalg.norm(wanted))
 
 
-PIECES: dict[str, Callable[[], Iterator[Row]]] = {
+STUDIES: dict[str, Callable[..., Pieces]] = {
     "time": seconds_of_a_round,
     "coverage": coverage,
-    "noise-0.1": functools.partial(noise_and_poses, 0.1),
-    "noise-0.25": functools.partial(noise_and_poses, 0.25),
+    "noise": noise_and_poses,
     "templates": templates,
     "sized": sized,
 }
-"""Each is a benchmark of its own: `python -m benchmarks learning-templates`."""
