@@ -34,5 +34,18 @@ class Study(NamedTuple):
 
 STUDIES = {
     "errors": Study("errors"),
+    "missing": Study("missing"),
+    "faces": Study("faces"),
+    "calibration": Study("calibration"),
+    "objectives": Study("objectives"),
+    "clutter": Study("clutter"),
+    "importance": Study("importance"),
+    "scale-endurance": Study("endurance"),
+    "demo": Study("demo"),
+    "bound": Study("bound"),
+    "growing": Study("growing", alone=True),
+    "growth": Study("growth", alone=True),
+    "scale-throughput": Study("throughput", alone=True),
+    "faces-speed": Study("faces_speed", alone=True),
 }
 """In the order in which they begin: those that take long first."""
