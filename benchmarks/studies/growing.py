@@ -125,7 +125,7 @@ def draw(table: dict[Kind, Cells]) -> Figure:
         seconds = [cell.seconds for cell in cells.values()]
         cost.loglog(list(cells), seconds, label=label + power, **style)
     accuracy.set_xticks(OBJECTS)
-    accuracy.set(xlabel="objects", ylabel="scenes parsed rightly", ylim=(-0.03, 1.05))
+    accuracy.set(xlabel="objects", ylabel="scenes parsed correctly", ylim=(-0.03, 1.05))
     cost.set(xlabel="parts of all objects, N", ylabel="seconds a scene")
     cost.set_xticks(list(objects), [str(size) for size in objects])
     cost.minorticks_off()
