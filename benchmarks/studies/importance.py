@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from benchmarks.report import Pieces, Table
+from benchmarks.report import Pieces, Table, number
 from inference import cavi, exact
 from inference.diagnostics.importance import GOOD_K, importance
 from models.constellation import constellation
@@ -75,5 +75,4 @@ def scenes_of(num_points: int) -> Scene:
 
 def span(values: np.ndarray, digits: int) -> str:
     """The least and the greatest value."""
-    least, greatest = (f"{x:.{digits}f}".replace("-", "−") for x in (values.min(), values.max()))
-    return f"{least} to {greatest}"
+    return f"{number(values.min(), digits)} to {number(values.max(), digits)}"
