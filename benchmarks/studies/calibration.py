@@ -60,4 +60,9 @@ def rows(found: dict[str, Calibration]) -> Iterator[list[str]]:
             together=name in TOGETHER,
         )
         values = found[name].p_values()[0]
-        yield [f"`{name}`", *(f"{p:.2g}" for p in values), str(NUM_SCENES)]
+        yield [f"`{name}`", *map(shown, values), str(NUM_SCENES)]
+
+
+def shown(p: float) -> str:
+    """A p-value with two digits: `.55` or `5.1e-07`."""
+    return f"{p:.1e}" if p < 1e-3 else f"{p:.2g}".removeprefix("0")

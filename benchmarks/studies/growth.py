@@ -100,6 +100,6 @@ def _seconds(names: tuple[str, ...], num_points: int) -> float:
 
 def _row(names: tuple[str, ...], num_points: int, seconds: float) -> list[str]:
     num_parts = _num_parts(names)
-    matches = f"{math.perm(num_parts, num_points):.1e}".replace("e+", "e")
+    mantissa, exponent = f"{math.perm(num_parts, num_points):.0e}".split("e")
     counts = map(str, (len(names), num_parts, num_points))
-    return [*counts, matches, f"{1e3 * seconds:,.2f}"]
+    return [*counts, f"{mantissa}e{int(exponent)}", f"{1e3 * seconds:,.2f}"]
