@@ -21,9 +21,8 @@ from models.templates import SHAPES, shapes, stack
 
 POINTS = {3: (4, 8, 11), 4: (8, 11, 14), 5: (8, 12)}
 """Numbers of points that are timed, for each number of objects."""
-OBJECTS = (3, 4, 5, 7)
-"""Numbers of objects that are timed with `FEW` points."""
 FEW = 8
+"""Points by which numbers of objects are compared."""
 SQUARES, LARGEST = ("square",) * 4, (4, 16)
 """The largest scene, and its numbers of objects and points: no part is missing."""
 
@@ -41,9 +40,7 @@ def pieces() -> Pieces:
 
 def rows(times: Times) -> Iterator[list[str]]:
     """Time each scene size; seconds are added to `times`."""
-    wanted = [(k, m) for k, sizes in POINTS.items() for m in sizes]
-    wanted += [(k, FEW) for k in OBJECTS if k not in POINTS]
-    for num_objects, num_points in sorted(wanted):
+    for num_objects, num_points in [(k, m) for k, sizes in POINTS.items() for m in sizes]:
         names = names_of(num_objects)
         times[num_objects, num_points] = seconds = _seconds(names, num_points)
         yield _row(names, num_points, seconds)
@@ -65,9 +62,10 @@ def draw(times: Times) -> Figure:
     _finish(by_points, "points M", "milliseconds a scene")
     by_points.set_xticks(range(4, 17, 2))
     by_points.legend(frameon=False, loc="upper left")
-    by_objects.plot(OBJECTS, [1e3 * times[k, FEW] for k in OBJECTS], "C3o-", label=f"M = {FEW}")
+    milliseconds = [1e3 * times[num_objects, FEW] for num_objects in POINTS]
+    by_objects.plot(list(POINTS), milliseconds, "C3o-", label=f"M = {FEW}")
     _finish(by_objects, "objects K", "")
-    by_objects.set_xticks(OBJECTS)
+    by_objects.set_xticks(list(POINTS))
     by_objects.legend(frameon=False, loc="upper left")
     return figure
 
@@ -91,7 +89,7 @@ def _seconds(names: tuple[str, ...], num_points: int) -> float:
     """Of one scene, in a batch; the time does not depend on where the points are."""
     parts = stack(shapes(*names))
     program = functools.partial(constellation, parts=parts)
-    num_scenes, repeats = (256, 2) if num_points < 12 else (64, 1)
+    num_scenes, repeats = (64, 2) if num_points < 12 else (32, 1)
     points = np.random.default_rng(0).uniform(-1, 1, (num_scenes, parts.num_parts, 2))
     present = np.tile(np.arange(parts.num_parts) < num_points, (num_scenes, 1))
     scenes = Scene(np.where(present[..., None], points, 0.0), present)
