@@ -47,11 +47,11 @@ def rates(figures: Figures) -> Iterator[list[str]]:
     """By scenes at once, restarts, objects and devices; the figures are added to `figures`."""
     names = {f"scenes/s, batch {n}": f"scenes at once: {n:,}" for n in BATCHES}
     names |= {
-        f"scenes/s, {n} restarts": f"restarts: {n}, of {SOME} scenes" for n in NUMBERS_OF_RESTARTS
+        f"scenes/s, {n} restarts": f"restarts: {n}, with {SOME} scenes" for n in NUMBERS_OF_RESTARTS
     }
-    names |= {f"scenes/s, {n} objects": f"objects: {n}, in {SOME // 2} scenes" for n in OBJECTS}
+    names |= {f"scenes/s, {n} objects": f"objects: {n}, with {SOME // 2} scenes" for n in OBJECTS}
     names |= {
-        f"scenes/s, {n} devices": f"devices: {n}, for {max(BATCHES):,} scenes" for n in (1, 2)
+        f"scenes/s, {n} devices": f"devices: {n}, with {max(BATCHES):,} scenes" for n in (1, 2)
     }
     for measure in (by_batch, by_restarts, by_objects, by_devices):
         found = measure()
