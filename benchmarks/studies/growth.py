@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.measurements.timing import best_time
@@ -21,8 +20,6 @@ from models.templates import SHAPES, shapes, stack
 
 POINTS = {3: (4, 8, 11), 4: (8, 11, 14), 5: (8, 12)}
 """Numbers of points that are timed, for each number of objects."""
-FEW = 8
-"""Points by which numbers of objects are compared."""
 SQUARES, LARGEST = ("square",) * 4, (4, 16)
 """The largest scene, and its numbers of objects and points: no part is missing."""
 
@@ -49,31 +46,20 @@ def rows(times: Times) -> Iterator[list[str]]:
 
 
 def draw(times: Times) -> Figure:
-    """Two panels: against the points for some numbers of objects, and against the objects."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    by_points, by_objects = figure.subplots(1, 2, sharey=True)
+    """Times by the number of points, a line for each number of objects."""
+    figure = Figure(figsize=(6.6, 3.6), layout="constrained")
+    axes = figure.subplots()
     for num_objects, sizes in POINTS.items():
         milliseconds = [1e3 * times[num_objects, m] for m in sizes]
         label = f"K = {num_objects}, N = {_num_parts(names_of(num_objects))}"
-        by_points.plot(sizes, milliseconds, marker="o", label=label)
-    by_points.plot(
-        LARGEST[1], 1e3 * times[LARGEST], "k*", markersize=11, label="four squares, N = 16"
-    )
-    _finish(by_points, "points M", "milliseconds a scene")
-    by_points.set_xticks(range(4, 17, 2))
-    by_points.legend(frameon=False, loc="upper left")
-    milliseconds = [1e3 * times[num_objects, FEW] for num_objects in POINTS]
-    by_objects.plot(list(POINTS), milliseconds, "C3o-", label=f"M = {FEW}")
-    _finish(by_objects, "objects K", "")
-    by_objects.set_xticks(list(POINTS))
-    by_objects.legend(frameon=False, loc="upper left")
-    return figure
-
-
-def _finish(axes: Axes, across: str, up: str) -> None:
-    axes.set(xlabel=across, ylabel=up, yscale="log")
+        axes.plot(sizes, milliseconds, marker="o", label=label)
+    axes.plot(LARGEST[1], 1e3 * times[LARGEST], "k*", markersize=11, label="four squares, N = 16")
+    axes.set(xlabel="points M", ylabel="milliseconds a scene", yscale="log")
+    axes.set_xticks(range(4, 17, 2))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
 
 
 def names_of(num_objects: int) -> tuple[str, ...]:
