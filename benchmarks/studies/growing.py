@@ -33,7 +33,7 @@ from models.templates import shapes, stack
 
 OBJECTS = (3, 6, 12, 24)
 NUM_SCENES, BATCH = 24, 8
-SECONDS = 10.0
+SECONDS = 3.0
 """For a method on the scenes of a size, compilation apart; what is begun is finished."""
 SEED = 40_411
 
