@@ -1,9 +1,9 @@
 """Mixed work in a loop: memory stays flat, and nothing is compiled again.
 
 `CAPSULES_ENDURANCE_MINUTES=60 python -m benchmarks endurance` for an hour of it; two minutes
-otherwise. The first tenth of the time, at least two rounds, is to warm up. What is compiled for few
-scenes only is asked for on purpose before: searches and exact sums for each number of points, and
-exact inference with a longer list of partitions.
+otherwise, after a warm-up: what is compiled for few scenes only is asked for on purpose (searches
+and exact sums for each number of points, and exact inference with a longer list of partitions), and
+rounds of the work take a tenth of the time, at least two of them.
 """
 
 import os
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,9 +31,35 @@ SINGLE = 60
 """Scenes that exact inference is asked for one by one: some need a longer list of partitions."""
 
 
+class Watched(NamedTuple):
+    """What was seen after the warm-up."""
+
+    rounds: int
+    compiled: list[str]
+    """The functions that were compiled."""
+    early: float
+    late: float
+    """Median resident memory in the first and in the second half, in MiB."""
+    peak: float
+    """Largest resident memory of the process, in MiB."""
+
+
 def rows() -> Iterator[tuple[str, str, str, str]]:
-    """Warm up, then go on with the same and watch."""
+    """Compilations and memory."""
     minutes = float(os.environ.get("CAPSULES_ENDURANCE_MINUTES", MINUTES))
+    found = watch(minutes)
+    rounds = f"compilations in {found.rounds} rounds after the warm-up"
+    yield rounds, "0", str(len(found.compiled)), ", ".join(found.compiled)
+    yield (
+        f"resident memory, {minutes:g} minutes (MiB)",
+        f"{found.early:,.0f} in the first half",
+        f"{found.late:,.0f} in the second; peak {found.peak:,.0f}",
+        f"{found.late / found.early:.3f}",
+    )
+
+
+def watch(minutes: float) -> Watched:
+    """Warm up, then go on with the same and watch."""
     compiled: list[str] = []
 
     def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
@@ -41,30 +68,26 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        began, rounds = time.monotonic(), 0
         _compile_all()
-        while rounds < 2 or time.monotonic() < began + 6 * minutes:
-            _round(rounds)
-            rounds += 1
-        warm, resident, first = len(compiled), [_resident()], rounds
-        while time.monotonic() < began + 60 * minutes:
-            _round(rounds)
-            rounds += 1
-            resident.append(_resident())
+        first = _rounds(0, 6 * minutes, at_least=2)
+        warm = len(compiled)
+        resident = _rounds(len(first), 60 * minutes, at_least=2)
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
     half = len(resident) // 2
-    early, late = np.median(resident[: half or 1]), np.median(resident[half:])
+    early, late = (float(np.median(some)) for some in (resident[:half], resident[half:]))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    late_rounds = f"compilations in {rounds - first} rounds after {first} to warm up"
-    late_compiled = compiled[warm:]
-    yield late_rounds, "0", str(len(late_compiled)), ", ".join(late_compiled)
-    yield (
-        f"resident memory, {minutes:g} minutes (MiB)",
-        f"{early:,.0f} in the first half",
-        f"{late:,.0f} in the second; peak {peak:,.0f}",
-        f"{late / early:.3f}",
-    )
+    return Watched(len(resident), compiled[warm:], early, late, peak)
+
+
+def _rounds(first: int, seconds: float, at_least: int) -> list[float]:
+    """Resident memory after each of the rounds that fit into the time."""
+    until = time.monotonic() + seconds
+    resident: list[float] = []
+    while len(resident) < at_least or time.monotonic() < until:
+        _round(first + len(resident))
+        resident.append(_resident())
+    return resident
 
 
 def _compile_all() -> None:

@@ -2,7 +2,7 @@
 
 Every figure is held against one of the same run, and against the run before: `throughput.json` has
 its figures, in units of a fixed piece of numpy, so that another machine, or a busy one, does not
-look like another program. The picture goes to `docs/images/throughput.png`.
+look like another program.
 """
 
 import functools
@@ -17,22 +17,20 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from benchmarks.measurements.timing import best_time
 from capsules.experiments.generator import sample_scenes
+from capsules.files.scenes import save_scenes
 from inference import cavi
 from inference.variational import pool
 from inference.variational.ascent import Schedule
 from models.constellation import constellation
 from models.program.batches import read_scenes
+from models.program.sites import Program
 from models.scenes import Scene
 from models.templates import shapes, stack
 
-HERE = Path(__file__).parent
-PICTURE = HERE.parent / "docs" / "images" / "throughput.png"
-FIGURES = HERE / "throughput.json"
+FIGURES = Path(__file__).with_suffix(".json")
 
 WANTED = 2_000
 """Scenes a second on two cores, with `RESTARTS`."""
@@ -53,7 +51,6 @@ _DEVICES = """
 import time
 import jax
 from inference import cavi
-from models.program.batches import read_scenes
 from models.constellation import constellation
 from capsules.experiments.generator import sample_scenes
 scenes = sample_scenes(1400, seed=11).take(slice({scenes}))
@@ -66,28 +63,14 @@ for devices in (1, 2):
     print({scenes} / (time.perf_counter() - began), flush=True)
 """
 
-_FIRST = """
-import time
-began = time.perf_counter()
-import jax
-from inference import cavi
-from models.program.batches import read_scenes
-from models.constellation import constellation
-from capsules.experiments.generator import sample_scenes
-scenes = sample_scenes(30, seed=11).take(slice(16))
-cavi.run(constellation, scenes, jax.random.key(0), num_restarts=5)
-print(time.perf_counter() - began)
-"""
-
 Figures = dict[str, float]
 
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
-    """Measure, compare with the run before, write the figures and draw the picture."""
+    """Measure, compare with the run before, and write the figures."""
     before = json.loads(FIGURES.read_text()) if FIGURES.exists() else None
     figures: Figures = {"unit": unit_of_time()}
-    measured = (by_batch, by_restarts, by_objects, by_devices, by_size, first_answer)
-    for measure in measured:
+    for measure in (by_batch, by_restarts, by_objects, by_devices, by_size, first_answer):
         figures |= measure()
     figures["exponent"] = exponent(figures)
     for name, value in figures.items():
@@ -95,7 +78,6 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     best = max(v for n, v in figures.items() if n.startswith("scenes/s, batch") or "devices" in n)
     yield "scenes/s wanted on two cores", f"{WANTED:,}", f"{best:,.0f}", f"{best / WANTED:.2f}"
     FIGURES.write_text(json.dumps(figures, indent=2) + "\n")
-    draw(figures)
 
 
 def unit_of_time() -> float:
@@ -145,54 +127,25 @@ def by_size() -> Figures:
 
 
 def first_answer() -> Figures:
-    """Seconds from nothing to the first answer, with and without compiled code on disk."""
+    """Seconds of `capsules infer` for one scene, with and without compiled code on disk."""
+    figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "JAX_COMPILATION_CACHE_DIR": folder,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        (cold,), (cached,) = (_elsewhere(_FIRST, **options) for _ in range(2))
-    return {"s to the first answer, cold": cold, "s to the first answer, cached": cached}
+        path = Path(folder) / "scenes.npz"
+        save_scenes(path, _scenes(1))
+        command = [sys.executable, "-m", "capsules.cli", "infer", str(path)]
+        environment = os.environ | {"XDG_CACHE_HOME": folder}
+        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+        for state in ("cold", "cached"):
+            began = time.perf_counter()
+            subprocess.run(command, env=environment, capture_output=True, check=True)
+            figures[f"s to the first answer, {state}"] = time.perf_counter() - began
+    return figures
 
 
 def exponent(figures: Figures) -> float:
     """Of the number of parts, in the time of a step: a line through the logarithms."""
     times = [figures[f"us a step, {size} parts"] for size in SIZES]
     return float(np.polyfit(np.log(SIZES), np.log(times), 1)[0])
-
-
-def draw(figures: Figures) -> None:
-    """Three panels: scenes a second by batch and by restarts, and a step by size."""
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
-    batch, restarts, size = figure.subplots(1, 3)
-    _line(batch, BATCHES, [figures[f"scenes/s, batch {n}"] for n in BATCHES])
-    batch.set(
-        xlabel=f"scenes at once ({RESTARTS} restarts)",
-        ylabel="scenes a second",
-        xscale="log",
-        ylim=(0, None),
-    )
-    rates = [figures[f"scenes/s, {n} restarts"] for n in NUMBERS_OF_RESTARTS]
-    _line(restarts, NUMBERS_OF_RESTARTS, rates)
-    restarts.set(
-        xlabel=f"restarts ({SOME} scenes)",
-        ylabel="scenes a second",
-        xticks=NUMBERS_OF_RESTARTS,
-        ylim=(0, None),
-    )
-    times = [1e-3 * figures[f"us a step, {n} parts"] for n in SIZES]
-    _line(size, SIZES, times)
-    size.set(xlabel="parts N", ylabel="milliseconds a step", xscale="log", yscale="log")
-    size.set_xticks(SIZES, [str(n) for n in SIZES])
-    size.minorticks_off()
-    size.set_title(f"N to the power of {figures['exponent']:.1f}", fontsize=10)
-    figure.savefig(PICTURE, dpi=130)
-
-
-def _line(axes: Axes, x: tuple[int, ...], y: list[float]) -> None:
-    axes.plot(x, y, "o-")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _scenes(count: int, names: tuple[str, ...] = OBJECTS[3]) -> Scene:
@@ -209,7 +162,7 @@ def _rate(scenes: Scene, restarts: int, names: tuple[str, ...] = OBJECTS[3]) -> 
 
 
 @functools.cache
-def _program(names: tuple[str, ...]) -> functools.partial[None]:
+def _program(names: tuple[str, ...]) -> Program:
     return functools.partial(constellation, parts=stack(shapes(*names)))
 
 

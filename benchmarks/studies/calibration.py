@@ -1,20 +1,19 @@
-"""Simulation-based calibration of four methods on the same scenes, and its picture.
+"""Simulation-based calibration of four methods on the same scenes.
 
 One triangle, all three points seen, at a precision so low that a scene has several matches to speak
-of. Draws of the posterior have uniform ranks. The picture goes to `docs/images/calibration.png`.
+of. Draws of the posterior have uniform ranks.
 """
 
 import functools
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
+from benchmarks.report import Picture, Pieces, Table
 from inference import cavi, exact, nuts, svi
-from inference.diagnostics.calibration import calibrate
+from inference.diagnostics.calibration import Calibration, calibrate
 from inference.plots.calibration import plot_calibration
 from inference.result import Result
 from models.constellation import constellation
@@ -22,8 +21,7 @@ from models.program.sites import Program
 from models.scenes import Scene
 from models.templates import shapes, stack
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "calibration.png"
-NUM_SCENES = 100
+NUM_SCENES, PRECISION = 100, 20.0
 
 
 def _exact(program: Program, scene: Scene, rng_key: Array) -> Result:
@@ -41,12 +39,18 @@ TOGETHER = ("svi", "ds")
 """Methods that take all scenes at once."""
 
 
-def rows() -> Iterator[tuple[str, str, str, str]]:
-    """Rank the true poses of the same scenes by every method, and draw the picture."""
-    program = functools.partial(constellation, parts=stack(shapes("triangle")), precision=20.0)
-    found = {}
+def pieces() -> Pieces:
+    """P-values of uniform ranks for each method and pose dimension, and the ranks themselves."""
+    found: dict[str, Calibration] = {}
+    headings = ["p of uniform ranks", *(f"dimension {i}" for i in range(4)), "scenes"]
+    yield Table("calibration", headings, rows(found))
+    yield Picture("calibration", plot_calibration(found, ["triangle"]))
+
+
+def rows(found: dict[str, Calibration]) -> Iterator[list[str]]:
+    """Rank the true poses of the same scenes by every method; the ranks are added to `found`."""
+    program = functools.partial(constellation, parts=stack(shapes("triangle")), precision=PRECISION)
     for name, run in METHODS.items():
-        began = time.perf_counter()
         found[name] = calibrate(
             program,
             run,
@@ -55,12 +59,10 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
             num_scenes=NUM_SCENES,
             together=name in TOGETHER,
         )
-        seconds = time.perf_counter() - began
-        values = ", ".join(f"{p:.2g}" for p in found[name].p_values()[0])
-        yield (
-            f"calibration of {name}, {NUM_SCENES} scenes",
-            "uniform",
-            f"p {values}",
-            f"{seconds:.0f} s",
-        )
-    plot_calibration(found, ["triangle"]).savefig(PICTURE, dpi=110)
+        values = found[name].p_values()[0]
+        yield [f"`{name}`", *map(shown, values), str(NUM_SCENES)]
+
+
+def shown(p: float) -> str:
+    """A p-value with two digits: `.55` or `5.1e-07`."""
+    return f"{p:.1e}" if p < 1e-3 else f"{p:.2g}".removeprefix("0")

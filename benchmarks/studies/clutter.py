@@ -10,13 +10,15 @@ the truth and its clutter is the truth's clutter.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jaxtyping import Float
 
+from benchmarks.report import Pieces, Table, share
 from capsules.experiments.generator import sample_scenes
 from inference import cavi, exact, map_parse, ransac
 from inference.diagnostics.metrics import same_partition, score
@@ -31,10 +33,23 @@ FITTING = dist.MultivariateNormal(
 )
 """Where objects of the experiment are, and how large."""
 
-PRIORS: dict[str, dict[str, Any]] = {
-    "N(0, I) poses": {},
-    "a pose prior that fits": {"pose_prior": FITTING, "precision": 3e3},
-}
+
+class Setting(NamedTuple):
+    """Template noise, and what the program is told of poses and noise."""
+
+    name: str
+    sigma: float
+    given: dict[str, Any]
+
+
+SETTINGS = (
+    Setting("σ = 0", 0.0, {}),
+    Setting("σ = 0.1", 0.1, {}),
+    Setting("σ = 0.1, a pose prior that fits", 0.1, {"pose_prior": FITTING, "precision": 3e3}),
+)
+TOLERANCE = 0.05
+"""Of RANSAC, on the distance."""
+
 METHODS: dict[str, Callable[..., Result]] = {
     "exact": exact.run,
     "ds": functools.partial(cavi.run, rng_key=jax.random.key(0)),
@@ -48,29 +63,34 @@ def scenes_of(sigma: float = 0.0, seed: int = SEED, count: int = SCENES) -> Scen
     return drawn.take(slice(count))
 
 
-def rows() -> Iterator[tuple[str, str, str, str]]:
-    """Scene accuracy and its standard error, agreement with exact inference, time of a scene."""
-    for sigma, names in ((0.0, ("N(0, I) poses",)), (0.1, tuple(PRIORS))):
-        scenes = scenes_of(sigma)
-        for name in names:
-            program = functools.partial(presence_constellation, parts=CLUTTERED, **PRIORS[name])
-            best = None
-            for method, run in METHODS.items():
-                result = run(program, scenes)
-                best = result.labels if best is None else best
-                yield _row(f"{method}, σ = {sigma}, {name}", result, best)
+def pieces() -> Pieces:
+    """Scene accuracy of each method, and how often it has the partition of exact inference."""
+    yield Table("clutter", ["", *(setting.name for setting in SETTINGS)], rows())
+
+
+def rows() -> Iterator[list[str]]:
+    """A row for each method, then one for each beside exact inference."""
+    labels: dict[str, list[np.ndarray]] = {}
+    for name, run in METHODS.items():
+        results = [
+            run(
+                functools.partial(presence_constellation, parts=CLUTTERED, **setting.given),
+                scenes_of(setting.sigma),
+            )
+            for setting in SETTINGS
+        ]
+        labels[name] = [result.labels for result in results]
+        yield [f"`{name}`", *(share(right(result)) for result in results)]
     uniform = functools.partial(constellation, parts=CLUTTERED)
-    result = ransac.run(uniform, scenes_of(), jax.random.key(0), tolerance=0.05)
-    yield _row("ransac, σ = 0, tolerance 0.05", result, result.labels)
+    result = ransac.run(uniform, scenes_of(), jax.random.key(0), tolerance=TOLERANCE)
+    yield [f"`ransac`, tolerance {TOLERANCE}", share(right(result)), "", ""]
+    for name in ("ds", "map"):
+        pairs = zip(labels[name], labels["exact"], strict=True)
+        alike = (same_partition(found, best, CLUTTERED.num_objects) for found, best in pairs)
+        yield [f"`{name}` has the partition of `exact`", *map(share, alike)]
+    yield ["scenes", *[str(SCENES)] * len(SETTINGS)]
 
 
-def _row(what: str, result: Result, best: np.ndarray) -> tuple[str, str, str, str]:
-    right = score(result)["partition"]["scene_accuracy"]
-    error = right.std() / np.sqrt(len(right))
-    agree = same_partition(result.labels, best, result.pose_mean.shape[-2]).mean()
-    return (
-        f"{what}, {len(right)} scenes with clutter",
-        "" if result.labels is best else f"as exact {agree:.3f}",
-        f"{right.mean():.3f} ± {error:.3f}",
-        f"{1e3 * result.seconds / len(right):.0f} ms a scene, compilation included",
-    )
+def right(result: Result) -> Float[np.ndarray, " scenes"]:
+    """1 for each scene whose points and clutter are as in the truth."""
+    return score(result)["partition"]["scene_accuracy"]

@@ -1,33 +1,46 @@
-"""Scenes of five faces that coordinate ascent infers in a second, in batch, against the aim."""
+"""Faces: accuracy and errors by the number of faces, a scene, and the appearance model.
 
-import time
-from collections.abc import Iterator
+The same as `capsules reproduce faces`, with fewer scenes and one more kind, and as `capsules faces
+demo`.
+"""
 
-import jax
-import numpy as np
+from benchmarks.report import BUILD, Picture, Pieces, Table
+from capsules.faces.experiment import (
+    CELLS,
+    Cell,
+    FaceStudy,
+    blocks_of,
+    explain,
+    open_study,
+    run_blocks,
+)
+from capsules.faces.report import plot_faces, plot_factors, plot_images, reports
+from capsules.store import Store
 
-from capsules.faces.experiment import RESTARTS, open_study
-from inference import cavi
-from inference.diagnostics.metrics import same_partition
-
-NUM_SCENES, NUM_FACES = 250, 5
-WANTED = 50
-"""Scenes a second on two cores."""
+KINDS = (*CELLS, Cell(10))
+"""Those of the paper, and twice as many faces."""
+NUM_SCENES, SEED = 100, 0
+SHOWN = 4
+"""Faces of the scene in the picture."""
 
 
-def rows() -> Iterator[tuple[str, str, str, str]]:
-    """The scenes and settings of `capsules reproduce faces`, with everything compiled."""
+def pieces() -> Pieces:
+    """Pictures first: the tables take longer."""
     study = open_study()
-    scenes = study.scenes(NUM_SCENES, NUM_FACES).scene
-    program = study.program(NUM_FACES)
-    seconds = []
-    for _ in range(4):  # the first one compiles
-        began = time.perf_counter()
-        result = cavi.run(
-            program, scenes, jax.random.key(0), num_restarts=RESTARTS, fewest_points=1
-        )
-        seconds.append(time.perf_counter() - began)
-    right = same_partition(np.asarray(scenes.object), result.labels).mean()
-    rate = NUM_SCENES / min(seconds[1:])
-    what = f"scenes of {NUM_FACES} faces, VI with {RESTARTS} restarts (right on {right:.1%})"
-    yield (what, f"{WANTED} a second", f"{rate:,.0f} a second", f"{rate / WANTED:.1f}")
+    yield Picture("faces_images", plot_images(study.images))
+    yield Picture("faces_factors", plot_factors(study))
+    yield demonstration(study)
+    store = Store(BUILD / "faces")
+    with store.alone():
+        blocks = blocks_of(study, KINDS, NUM_SCENES, SEED, store)
+        numbers = run_blocks(study, blocks, SEED, store)
+    accuracy, canvas, _, scores = reports(numbers)
+    yield Table("faces", accuracy.heading, accuracy.rows)
+    yield Table("faces_errors", canvas.heading, canvas.rows)
+    yield Table("faces_scores", scores.heading, scores.rows)
+
+
+def demonstration(study: FaceStudy) -> Picture:
+    """The scene of `capsules faces demo`, explained by VI and by RANSAC."""
+    scenes = study.scenes(1, SHOWN, SEED)
+    return Picture("faces_demo", plot_faces(study, scenes, explain(study, scenes, SEED)))

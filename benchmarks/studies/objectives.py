@@ -5,7 +5,7 @@ match. Where the truth has the higher value and was not found, the search is at 
 parse has the higher value, the objective is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from benchmarks.report import Pieces, Table, number
 from capsules.baselines import dynamic_routing, em_routing
 from capsules.baselines.votes import Routed, Votes, Ways, match_probs_of, votes_of, ways_of
 from capsules.experiments.generator import sample_scenes
@@ -116,29 +117,39 @@ def true_routing(ways: Ways, present: Bool[Array, " N"]) -> Float[Array, "pairs 
 
 
 def _right(scenes: Scene, labels: np.ndarray) -> Bool[np.ndarray, " scenes"]:
+    assert scenes.object is not None
     truth = np.where(scenes.present, scenes.object, -1)
     return same_partition(truth, labels)
 
 
-def main() -> None:
-    objectives = {
-        "ELBO (GCM-DS)": by_elbo,
-        "density of votes (EM routing)": by_em_routing,
-        "agreement (dynamic routing)": by_dynamic_routing,
-    }
-    headings = ("found right", "kept right from the truth", "truth higher", "wrong parse higher")
-    print("| σ | objective | " + " | ".join(headings) + " |")
-    print("| --- " * 6 + "|")
+OBJECTIVES: dict[str, Callable[[Scene], Judged]] = {
+    "ELBO (`ds`)": by_elbo,
+    "density of votes (EM routing)": by_em_routing,
+    "agreement (dynamic routing)": by_dynamic_routing,
+}
+HEADINGS = (
+    "σ",
+    "objective",
+    "found right",
+    "kept right from the truth",
+    "truth higher",
+    "wrong parse higher",
+    "scenes",
+)
+
+
+def pieces() -> Pieces:
+    """Shares of scenes, for each objective."""
+    yield Table("objectives", HEADINGS, rows())
+
+
+def rows() -> Iterator[list[str]]:
+    """What became of the scenes of each level of noise, by each objective."""
     for sigma in SIGMAS:
         scenes = sample_scenes(DRAWS, sigma, SEED)
-        for name, judge in objectives.items():
+        for name, judge in OBJECTIVES.items():
             found, truth, right, stays = judge(scenes)
-            wrong_search = ~right & stays & (truth > found + TIE)
-            wrong_objective = ~right & (found > truth + TIE)
-            found_and_lost = (right, stays, wrong_search, wrong_objective)
-            shares = " | ".join(f"{x.mean():.3f}" for x in found_and_lost)
-            print(f"| {sigma:g} | {name} | {shares} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            search_fails = ~right & stays & (truth > found + TIE)
+            objective_fails = ~right & (found > truth + TIE)
+            shares = (right, stays, search_fails, objective_fails)
+            yield [f"{sigma:g}", name, *(number(x.mean()) for x in shares), str(len(right))]
