@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -102,12 +103,20 @@ def digest(name: str) -> str:
     """A digest of what a study depends on: the source, that of benchmarks, and the scenes."""
     total = hashlib.sha256(source().encode())
     shared = [ROOT / "benchmarks", ROOT / "benchmarks" / "measurements"]
-    paths = [STUDIES[name].path, *(path for folder in shared for path in folder.glob("*.py"))]
+    paths = {path for folder in shared for path in folder.glob("*.py")}
+    for one in (name, *STUDIES[name].after):
+        paths |= with_imports(STUDIES[one].path)
     if "SCENES" in os.environ:
-        paths += Path(os.environ["SCENES"]).glob("constellations_*.npz")
+        paths |= set(Path(os.environ["SCENES"]).glob("constellations_*.npz"))
     for path in sorted(paths):
         total.update(path.name.encode() + path.read_bytes())
     return total.hexdigest()
+
+
+def with_imports(path: Path) -> set[Path]:
+    """The source of a study, and of the studies that it imports."""
+    named = re.findall(r"^from benchmarks\.studies\.(\w+) import", path.read_text(), re.MULTILINE)
+    return {path}.union(*(with_imports(path.with_name(f"{name}.py")) for name in named))
 
 
 def provenance() -> dict[str, Any]:

@@ -63,7 +63,7 @@ VARIANTS = {
     "small": Variant(64, 3, 64, narrowest=0.05, is_published=False),
 }
 """With the published smallest scale, the small variant prefers wrong parses the longer it is
-trained: `benchmarks/ccae.py`."""
+trained: `python -m benchmarks ccae-objective`."""
 
 
 class Votes(NamedTuple):

@@ -65,6 +65,9 @@ WIDEST = 25.0
 """The largest gate, in units of the noise."""
 PRICED = tuple(Effort(gate, 128) for gate in (1.0, 4.0, WIDEST))
 
+PLACE = 2
+"""Number of features that say where a point is."""
+
 MAX_ROUNDS = 30
 """Largest number of rounds of column generation."""
 
@@ -78,7 +81,10 @@ def passes(
     plan = _Hashable(make_plan(readings, log_prior))
     # If parses are ranked by the density of the program, the only priced gate is that of its noise.
     priced = PRICED if whole else PRICED[:1]
-    for effort in (TIGHTEST, MANY) if many else (TIGHTEST, *priced):
+    # Features other than places are noisy, so no gate is tight, and they tell points apart, so the
+    # best candidates mostly suffice.
+    has_more = readings[0].skeleton.num_features > PLACE
+    for effort in (TIGHTEST, MANY) if many else (MANY if has_more else TIGHTEST, *priced):
         compiled = _search(plan, effort, with_points(readings), whole, many)
         is_priced = effort in PRICED
         block = 1 if is_priced else int(np.clip(ENTRIES // num_points**2, 1, 64))
@@ -192,7 +198,8 @@ def _finder(
             one = find(own, plan, gate, worth, count, number, tight=not is_priced)
             ratio = (gate / judged[s].parts.variance).min(axis=1)
             narrowest = jnp.where(plan.owner < len(plan.kind), ratio, jnp.inf).min()
-            each.append(one._replace(misfit=one.misfit / (EDGE * narrowest)))
+            misfit = jnp.maximum(one.misfit - _expected(own, plan, one.match), 0.0)
+            each.append(one._replace(misfit=misfit / (EDGE * narrowest)))
         found = jax.tree.map(lambda *x: jnp.stack(x), *each)
         present = judged[states[0]].seen.any(axis=1)
         return known, found, gains(known, plan, found, states), present
@@ -204,6 +211,16 @@ def _finder(
         return Found(known, found, gain, present, whole)
 
     return finder
+
+
+def _expected(
+    model: LinearGaussianModel, plan: Plan, match: Int[Array, "kinds most C"]
+) -> Float[Array, "kinds C"]:
+    """The misfit that features other than the place of a point are expected to have."""
+    members = plan.members[plan.first]
+    counted = model.seen[match] & jnp.asarray(model.parts.feature_mask)[members][:, :, None]
+    number = (counted & (match >= 0)[..., None])[..., PLACE:].sum(axis=-1)
+    return 0.5 * number.sum(axis=1)
 
 
 def _search(
