@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from scipy.optimize import linear_sum_assignment
+from scipy.special import softmax
 
 from guides import meanfield
 from guides.projections import PROJECTIONS
@@ -50,11 +52,35 @@ def run(
     result = solve_scenes(
         program,
         scene.batch(),
-        lambda problem: at_logits(problem, match_logits(problem.scenes)),
+        lambda problem: at_logits(problem, logits_of(problem, match_logits)),
         or_bound=True,
     )
     reporter(progress_bar)(len(result), len(result))
     return result
+
+
+def logits_of(problem: Problem, match_logits: Logits) -> Float[np.ndarray, "scenes N N"]:
+    """The logits of a network, in the names that a problem has for identical objects.
+
+    A network may take the only square of a scene for the second one. If a condition says that this
+    is the one that is absent, the network's match is impossible, and only the names are wrong.
+    """
+    logits = match_logits(problem.scenes)
+    if not problem.is_conditional:
+        return logits
+    groups, kinds = problem.skeleton.parts, np.array(problem.skeleton.alike)
+    probs = softmax(logits, axis=-1) * problem.scenes.present[..., None]
+    allowed = np.isfinite(np.moveaxis(problem.reading.model.match_logits, -1, 0))
+    named = logits.copy()
+    for kind in np.unique(kinds):
+        objects = [groups[k] for k in np.flatnonzero(kinds == kind)]
+        pairs = [
+            [np.sum(probs[..., j] * allowed[..., k], axis=(1, 2)) for j in objects] for k in objects
+        ]
+        for s, possible in enumerate(np.moveaxis(np.array(pairs), -1, 0)):
+            for k, j in zip(*linear_sum_assignment(possible, maximize=True), strict=True):
+                named[s][:, objects[k]] = logits[s][:, objects[j]]
+    return named
 
 
 def at_logits(problem: Problem, logits: Float[np.ndarray, "scenes N N"]) -> Result:

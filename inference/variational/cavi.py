@@ -17,7 +17,7 @@ from inference.proposals.parses import Parses
 from inference.proposals.propose import drawn, propose_whole
 from inference.proposals.states import solve_likely_states
 from inference.result import Report, Result, method, partition, reporter
-from inference.variational.amortised import Logits
+from inference.variational.amortised import Logits, logits_of
 from inference.variational.ascent import Schedule
 from inference.variational.pool import (
     Ended,
@@ -133,7 +133,7 @@ def solver(
                 parses = drawn(parses, rng_key, number.most, problem.skeleton)
         begins: Given = parses if by_parses else None
         if callable(init_strategy):
-            begins = init_strategy(problem.scenes)
+            begins = logits_of(problem, init_strategy)
         best = best_of_restarts(engine, problem, rng_key, number, report, begins)
         constant = problem.log_constant + engine.log_bound
         result = _result(problem, best, name, constant)

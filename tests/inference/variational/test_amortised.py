@@ -73,6 +73,25 @@ def test_importance_weights_take_it_as_a_proposal():
     assert abs(trust.log_evidence - evidence) < 5 * trust.standard_error + 0.05
 
 
+def test_a_network_may_name_identical_objects_as_it_likes():
+    """A lone triangle is the first one for a condition, and the second one for the network."""
+    program = functools.partial(presence_constellation, parts=PARTS, precision=1e3)
+    scene = scene_at(POSES, seed=0, rows=range(3))
+
+    def as_the_first(scenes):
+        return np.where(np.arange(6) < 3, truth(scenes), -50.0)
+
+    def as_the_second(scenes):
+        return np.roll(as_the_first(scenes), 3, axis=-1)
+
+    first, second = (
+        amortised.run(program, scene, jax.random.key(0), match_logits=logits)
+        for logits in (as_the_first, as_the_second)
+    )
+    np.testing.assert_allclose(first.elbo, second.elbo, rtol=1e-9)
+    np.testing.assert_array_equal(first.labels, second.labels)
+
+
 @pytest.mark.slow
 def test_a_batch_of_any_numbers_of_points_and_unknown_presence():
     program = functools.partial(presence_constellation, parts=PARTS, precision=1e3)
