@@ -28,8 +28,8 @@ class Training(NamedTuple):
 
 TRAININGS = {
     "amortised-0": Training("amortised", 0.0, 30_000),
-    "amortised-0.1": Training("amortised", 0.1, 30_000),
-    "amortised-0.25": Training("amortised", 0.25, 60_000),
+    "amortised-0.1": Training("amortised", 0.1, 20_000),
+    "amortised-0.25": Training("amortised", 0.25, 45_000),
     "ccae-0": Training("ccae", 0.0, 6000),
     "ccae-0.1": Training("ccae", 0.1, 6000),
     "ccae-0.25": Training("ccae", 0.25, 6000),
