@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from capsules.cli import app
 from capsules.experiments import compare
-from capsules.files.scenes import save_scenes
+from capsules.files.outputs import save_scenes
 from capsules.methods import METHODS, Method, methods_for
 from inference.posterior.relabel import frame_of
 from models.errors import InputError
