@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from capsules.files.inputs import SceneFile
 from capsules.files.outputs import check_output, whole_file
-from capsules.files.scenes import SceneFile
 from capsules.methods import infer
 from capsules.store import Entry, Store, digest, sealed
 from inference.result import Report, Result

@@ -14,8 +14,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from models.distributions.constraints import doubly_stochastic
-from models.distributions.match import DoublyStochasticMatch, MixtureMatch
+from models.distributions.match import DoublyStochasticMatch, MixtureMatch, doubly_stochastic
 from models.errors import InputError
 from models.program.reading import read
 from models.program.sites import Program

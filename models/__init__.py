@@ -22,9 +22,13 @@ from models.constellation import (
     uniform_match,
     uniform_probs,
 )
-from models.distributions.constraints import doubly_stochastic
 from models.distributions.likelihood import MarginalParts, MatchedParts
-from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.distributions.match import (
+    DoublyStochasticMatch,
+    MixtureMatch,
+    PermutationMatch,
+    doubly_stochastic,
+)
 from models.distributions.match_priors import point_count, presence_logits, typed_probs
 from models.errors import ConjugacyError, InputError
 from models.faces import GEOMETRIC, FactorAnalyser, face_parts, faces, faces_program

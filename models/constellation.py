@@ -259,7 +259,6 @@ def pose_kinds(
     return jnp.concatenate([place, length[:, None] * forward], axis=-1), covariance, size
 
 
-permutation_constellation = partial(constellation, match_prior="permutation")
 mixture_constellation = partial(constellation, match_prior="mixture")
 
 

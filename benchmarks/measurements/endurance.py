@@ -19,7 +19,8 @@ import numpy as np
 
 from capsules.batch import Job, Work
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import SceneFile, save_scenes
+from capsules.files.inputs import SceneFile
+from capsules.files.outputs import save_scenes
 from capsules.methods import infer
 from capsules.store import Store
 from models.scenes import Scene

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.measurements.timing import best_time
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import save_scenes
+from capsules.files.outputs import save_scenes
 from inference import cavi
 from inference.variational import pool
 from inference.variational.ascent import Schedule

@@ -24,7 +24,7 @@ def walk() -> tuple[list[str], dict[str, int]]:
     """The files in the order in which they are entered, and the counts of `MOST` and of changes."""
     from capsules.cli import main
     from capsules.experiments.generator import sample_scenes
-    from capsules.files.scenes import save_scenes
+    from capsules.files.outputs import save_scenes
 
     files: list[str] = []
     calls: collections.Counter[str] = collections.Counter()

@@ -54,7 +54,7 @@ def compare(
 
     from capsules.experiments.compare import compare as run
     from capsules.experiments.compare import render
-    from capsules.files.scenes import stored_scene
+    from capsules.files.inputs import stored_scene
     from capsules.methods import methods_for
     from models.templates import shape_names
 

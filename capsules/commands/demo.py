@@ -76,7 +76,7 @@ def demo(
     check_picture_format(out)
     check_output(out, scenes)  # before the work
     os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)
-    from capsules.files.scenes import stored_scene
+    from capsules.files.inputs import stored_scene
     from capsules.methods import METHODS, templates
     from inference.plots.scenes import plot_demo
     from models.templates import object_names, shape_names

@@ -78,8 +78,8 @@ def evaluate(
       [cyan]capsules evaluate scenes.npz --method exact --json -[/cyan]
       [cyan]capsules evaluate cluttered.npz --clutter 3 --prior presence[/cyan]
     """
+    from capsules.files.inputs import SceneFile
     from capsules.files.outputs import check_output, whole_file
-    from capsules.files.scenes import SceneFile
     from models.errors import InputError
 
     to_file = None if json_file is None or str(json_file) == "-" else json_file

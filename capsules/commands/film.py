@@ -40,7 +40,7 @@ def film(
     check_film_format(out)
     check_output(out, file)
     from capsules import methods
-    from capsules.files.scenes import read_scene
+    from capsules.files.inputs import read_scene
     from inference import cavi
     from models.templates import object_names, shape_names
 

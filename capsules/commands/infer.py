@@ -130,7 +130,7 @@ def infer(
     if to_file is not None:
         check_output(to_file, file, weights, learned, plot)
     from capsules import methods
-    from capsules.files.scenes import read_scene
+    from capsules.files.inputs import read_scene
 
     program = methods.check_options(method, seed, **options)  # cheaper than reading the file
     parts = program.keywords["parts"]  # learnt ones, if there are any
@@ -160,7 +160,7 @@ def _infer_all(
 ) -> None:
     from capsules.batch import MANIFEST, Job, Work
     from capsules.cluster import client_of, compute
-    from capsules.files.scenes import SceneFile
+    from capsules.files.inputs import SceneFile
     from capsules.methods import check_options
 
     job = Job(*asked)

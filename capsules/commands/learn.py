@@ -61,9 +61,9 @@ def learn(
       [cyan]capsules learn scenes.npz --what templates --plot templates.png[/cyan]
       [cyan]capsules evaluate others.npz --learned learned.npz[/cyan]
     """
+    from capsules.files.inputs import load_scenes
     from capsules.files.learned import save_learned
     from capsules.files.outputs import check_output
-    from capsules.files.scenes import load_scenes
     from models.errors import InputError
     from models.templates import shape_names
 

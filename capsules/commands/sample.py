@@ -57,8 +57,7 @@ def sample(
       [cyan]capsules sample cluttered.npz --sigma 0 --clutter 3[/cyan]
     """
     from capsules.experiments.generator import sample_scenes
-    from capsules.files.outputs import check_output
-    from capsules.files.scenes import save_scenes
+    from capsules.files.outputs import check_output, save_scenes
     from models.errors import InputError
     from models.templates import shape_names
 

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -274,11 +274,6 @@ def render(rows: Sequence[Row]) -> Table:
         )
     table.caption = "\n".join(notes) or None
     return table
-
-
-def as_dicts(rows: Sequence[Row]) -> list[Mapping[str, object]]:
-    """For a data frame: `pandas.DataFrame(as_dicts(rows))`."""
-    return [row._asdict() for row in rows]
 
 
 def _text(value: float | None, form: str) -> str:

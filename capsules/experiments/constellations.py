@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import BETAS, SIGMAS
-from capsules.files.scenes import load_scenes
+from capsules.files.inputs import load_scenes
 from capsules.methods import PRESETS, TRAINED, Preset, infer, templates
 from capsules.store import Entry, Store, digest, sealed
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, Scores, ccae_scores, score

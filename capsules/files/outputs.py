@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from capsules.files.inputs import check_ordinary, reason_of
 from models.errors import InputError
+from models.scenes import Scene
 
 
 def check_output(path: Path, *others: Path | None) -> None:
@@ -38,6 +41,17 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         _replace(path, buffer.getbuffer())
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def save_scenes(path: str | Path, scene: Scene) -> None:
+    """Write a batch of scenes to an npz file, whole or not at all."""
+    arrays = {"points": scene.points, "present": scene.present}
+    for name in ("object", "point_type"):
+        if getattr(scene, name) is not None:
+            arrays[name] = getattr(scene, name)
+    path = Path(path)
+    with whole_file(path) as file:
+        np.savez_compressed(file, **arrays)
 
 
 def remove_parts(folder: Path) -> None:

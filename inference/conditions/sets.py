@@ -20,9 +20,9 @@ from numpyro.infer.util import compute_log_probs, potential_energy
 from inference.conditions.listing import list_conditions
 from inference.conditions.solve import refuse_impossible
 from models.program.batches import Open
-from models.program.dependence import refuse_moving_supports
 from models.program.marginal import marginal
 from models.program.reading import conditions as conditions_of
+from models.program.reading import refuse_moving_supports
 from models.program.sites import Program, Unknown, trace_sites, with_unknown
 from models.scenes import Scene
 

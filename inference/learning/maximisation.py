@@ -21,8 +21,7 @@ from inference.learning.statistics import Statistics, expected_log_joint
 from models.distributions.match import MixtureMatch
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import MAX_ROWS
-from models.program.dependence import refuse_moving_supports
-from models.program.reading import LinearGaussianModel, read
+from models.program.reading import LinearGaussianModel, read, refuse_moving_supports
 from models.program.sites import Program, trace_sites
 from models.scenes import Scene
 

@@ -6,7 +6,7 @@ dynamic programming.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -18,22 +18,11 @@ from inference.exact.parses import best_configurations, points_of
 from inference.exact.permutations import LOG_ZERO, Plan, flat, largest_sum, object_grid
 from inference.exact.permutations import make_plan as exact_plan
 from inference.exact.solutions import ordered
-from inference.exact.subsets import count_placements, count_splits
-from inference.proposals.parses import EDGE, NUM_PARSES, Odds, Parses, Pass, judged_at, odds
+from inference.proposals.parses import EDGE, NUM_PARSES, Odds, Parses, judged_at, odds
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import compiled
-from models.program.batches import Reading, Skeleton, twins, with_points
+from models.program.batches import Skeleton
 from models.program.reading import LinearGaussianModel
-from models.scenes import points_first
-
-MAX_PLACEMENTS, MAX_SPLITS = 1 << 17, 1 << 20
-"""Largest numbers of placements per object and of point-set splits for exhaustive search."""
-
-GATES = (1.0, 4.0, 25.0)
-"""Noise variances to try, in units of the program's, until whole objects explain all points."""
-
-BLOCK = 64
-"""Scenes per batch."""
 
 MAX_SWAPS = 8
 """Largest number of relabellings of identical objects that the search allows for."""
@@ -43,53 +32,8 @@ Search = Callable[[list[LinearGaussianModel], AnyArray, AnyArray, float], Parses
 points first, and the gate."""
 
 
-def is_small(readings: Sequence[Reading]) -> bool:
-    """Whether every scene is small enough for exhaustive search.
-
-    As in exact inference, points must be fully seen or absent, and dummy rows identical.
-    """
-    skeleton = readings[0].skeleton
-    sizes = tuple(len(group) for group in skeleton.groups)
-    most = int(readings[0].model.seen.any(axis=1).sum(axis=0).max())
-    return all(map(_is_plain, readings)) and _has_small_tables(most, sizes)
-
-
-@functools.cache
-def _has_small_tables(num_points: int, sizes: tuple[int, ...]) -> bool:
-    """Whether the lists of placements and splits are short enough."""
-    most = max(count_placements(num_points, size) for size in sizes)
-    return most <= MAX_PLACEMENTS and count_splits(num_points, sizes) <= MAX_SPLITS
-
-
-def _is_plain(reading: Reading) -> bool:
-    seen, logits = reading.model.seen, reading.model.match_logits
-    is_point = seen.all(axis=1)
-    dummy = ~is_point[:, None]
-    low = np.where(dummy, logits, np.inf).min(axis=0)
-    high = np.where(dummy, logits, -np.inf).max(axis=0)
-    return bool((is_point == seen.any(axis=1)).all() and ((low == high) | (high < low)).all())
-
-
-def passes(
-    readings: list[Reading], log_prior: Float[np.ndarray, "S K"], whole: bool
-) -> Iterator[Pass]:
-    """One pass with the program's noise or, for whole objects, one per gate."""
-    model, states, skeleton = readings[0].model, with_points(readings), readings[0].skeleton
-    twin = tuple(twins(readings, log_prior).tolist())
-    present = np.broadcast_to(model.seen.any(axis=1), (len(model.points), model.points.shape[-1]))
-    order, size = points_first(present.T)
-    for gate in GATES if whole else GATES[:1]:
-
-        def search(some: Int[np.ndarray, " block"], gate: float = gate) -> Parses:
-            compiled = _search(skeleton, twin, int(size[some[0]]), states, whole)
-            pieces = [reading.take(some) for reading in readings]
-            return compiled(pieces, log_prior, order[some], gate)
-
-        yield Pass(gate, BLOCK, size, search)
-
-
 @functools.lru_cache(maxsize=64)
-def _search(
+def search_of(
     skeleton: Skeleton,
     twin: tuple[int, ...],
     num_points: int,

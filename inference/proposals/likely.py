@@ -1,10 +1,7 @@
-"""Parses of large scenes: find candidate objects, and the best sets of them that share no point.
-
-The gate starts tight and is widened while points stay unexplained or fit badly.
-"""
+"""Parses of large scenes: find candidate objects, and the best sets of them that share no point."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,15 +26,13 @@ from inference.proposals.parses import (
     NUM_PARSES,
     Odds,
     Parses,
-    Pass,
     gains,
     judged_at,
     odds,
 )
-from inference.proposals.plan import Plan, make_plan
+from inference.proposals.plan import Plan
 from models.numerics.arrays import AnyArray
 from models.numerics.devices import compiled
-from models.program.batches import Reading, with_points
 from models.program.reading import LinearGaussianModel
 
 MANY_OBJECTS = 16
@@ -45,9 +40,6 @@ MANY_OBJECTS = 16
 
 MANY_PARTS = 32
 """With more parts in total, only `MAX_JUDGED` hypotheses of a kind are evaluated at any gate."""
-
-ENTRIES = 1 << 13
-"""Point-part pairs processed at a time, which bounds memory."""
 
 
 class Effort(NamedTuple):
@@ -72,33 +64,10 @@ MAX_ROUNDS = 30
 """Largest number of rounds of column generation."""
 
 
-def passes(
-    readings: list[Reading], log_prior: Float[np.ndarray, "S K"], whole: bool
-) -> Iterator[Pass]:
-    """One search per effort, each with a wider gate."""
-    num_points, num_scenes = readings[0].model.points.shape[::2]
-    many = readings[0].skeleton.num_objects > MANY_OBJECTS
-    plan = _Hashable(make_plan(readings, log_prior))
-    # If parses are ranked by the density of the program, the only priced gate is that of its noise.
-    priced = PRICED if whole else PRICED[:1]
-    # Features other than places are noisy, so no gate is tight, and they tell points apart, so the
-    # best candidates mostly suffice.
-    has_more = readings[0].skeleton.num_features > PLACE
-    for effort in (TIGHTEST, MANY) if many else (MANY if has_more else TIGHTEST, *priced):
-        compiled = _search(plan, effort, with_points(readings), whole, many)
-        is_priced = effort in PRICED
-        block = 1 if is_priced else int(np.clip(ENTRIES // num_points**2, 1, 64))
-
-        def search(some: Int[np.ndarray, " block"], compiled: Search = compiled) -> Parses:
-            return compiled([reading.take(some) for reading in readings], log_prior)
-
-        yield Pass(effort.gate, block, np.zeros(num_scenes, int), search)
-
-
 Search = Callable[[list[LinearGaussianModel], Float[np.ndarray, "S K"]], Parses]
 
 
-class _Hashable:
+class HashablePlan:
     """A plan as a cache key for compiled code."""
 
     def __init__(self, plan: Plan) -> None:
@@ -110,7 +79,7 @@ class _Hashable:
         return hash(self.name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashable) and self.name == other.name
+        return isinstance(other, HashablePlan) and self.name == other.name
 
 
 class Found(NamedTuple):
@@ -164,7 +133,7 @@ class Found(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _finder(
-    hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole: bool
+    hashable: HashablePlan, effort: Effort, states: tuple[int, ...], whole: bool
 ) -> Callable[..., Found]:
     """The search for candidates, compiled once for each plan and effort.
 
@@ -223,8 +192,8 @@ def _expected(
     return 0.5 * number.sum(axis=1)
 
 
-def _search(
-    hashable: _Hashable, effort: Effort, states: tuple[int, ...], whole: bool, many: bool
+def search_of(
+    hashable: HashablePlan, effort: Effort, states: tuple[int, ...], whole: bool, many: bool
 ) -> Search:
     """The search for parses.
 

@@ -1,11 +1,13 @@
 """Proposals: the parses of each scene with which inference begins.
 
-Small scenes are searched exhaustively, large ones through candidate objects. If the best parse
-leaves points unexplained, the scene is searched again with a wider gate.
+Small scenes are searched exhaustively (`inference.proposals.exhaustive`), large ones through
+candidate objects (`inference.proposals.likely`). If the best parse leaves points unexplained, the
+scene is searched again with a wider gate.
 """
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,13 +15,28 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from inference.exact.subsets import count_placements, count_splits
 from inference.proposals import exhaustive, likely
 from inference.proposals.parses import NUM_PARSES, Parses, Pass
+from inference.proposals.plan import make_plan
 from inference.proposals.starts import structure
-from models.program.batches import Reading, Skeleton
+from models.program.batches import Reading, Skeleton, twins, with_points
+from models.scenes import points_first
 
 WIDTHS = (1, 8, 64)
 """Batch widths of the search; each one is compiled."""
+
+MAX_PLACEMENTS, MAX_SPLITS = 1 << 17, 1 << 20
+"""Largest numbers of placements per object and of point-set splits for exhaustive search."""
+
+GATES = (1.0, 4.0, 25.0)
+"""Noise variances to try, in units of the program's, until whole objects explain all points."""
+
+BLOCK = 64
+"""Scenes of a block in exhaustive search."""
+
+ENTRIES = 1 << 13
+"""Point-part pairs of a block in the search through candidates, which bounds memory."""
 
 CLOSE = 10.0
 """Inference is run from parses within this many nats of the best one."""
@@ -39,9 +56,9 @@ def propose(
     """
     readings = [reading.at_prior_mean() for reading in readings]
     left = np.arange(readings[0].model.points.shape[-1])
-    search = exhaustive if exhaustive.is_small(readings) else likely
+    passes = exhaustive_passes if is_small(readings) else likely_passes
     best: Any = None
-    for one in search.passes(readings, log_prior, whole):
+    for one in passes(readings, log_prior, whole):
         found = _in_blocks(one, left)
         if best is None:
             best = found
@@ -81,6 +98,75 @@ def drawn(parses: Parses, rng_key: Array, count: int, skeleton: Skeleton) -> Par
         match[..., parts] = np.where(few, shuffled, own)
     some = jax.tree.map(lambda x: x[scene, chosen], parses)
     return some._replace(match=match, value=np.zeros(chosen.shape))
+
+
+def is_small(readings: Sequence[Reading]) -> bool:
+    """Whether every scene is small enough for exhaustive search.
+
+    As in exact inference, points must be fully seen or absent, and dummy rows identical.
+    """
+    skeleton = readings[0].skeleton
+    sizes = tuple(len(group) for group in skeleton.groups)
+    most = int(readings[0].model.seen.any(axis=1).sum(axis=0).max())
+    return all(map(_is_plain, readings)) and _has_small_tables(most, sizes)
+
+
+@functools.cache
+def _has_small_tables(num_points: int, sizes: tuple[int, ...]) -> bool:
+    """Whether the lists of placements and splits are short enough."""
+    most = max(count_placements(num_points, size) for size in sizes)
+    return most <= MAX_PLACEMENTS and count_splits(num_points, sizes) <= MAX_SPLITS
+
+
+def _is_plain(reading: Reading) -> bool:
+    seen, logits = reading.model.seen, reading.model.match_logits
+    is_point = seen.all(axis=1)
+    dummy = ~is_point[:, None]
+    low = np.where(dummy, logits, np.inf).min(axis=0)
+    high = np.where(dummy, logits, -np.inf).max(axis=0)
+    return bool((is_point == seen.any(axis=1)).all() and ((low == high) | (high < low)).all())
+
+
+def exhaustive_passes(
+    readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"], whole: bool
+) -> Iterator[Pass]:
+    """One pass with the program's noise or, for whole objects, one per gate."""
+    model, states, skeleton = readings[0].model, with_points(readings), readings[0].skeleton
+    twin = tuple(twins(readings, log_prior).tolist())
+    present = np.broadcast_to(model.seen.any(axis=1), (len(model.points), model.points.shape[-1]))
+    order, size = points_first(present.T)
+    for gate in GATES if whole else GATES[:1]:
+
+        def search(some: Int[np.ndarray, " block"], gate: float = gate) -> Parses:
+            compiled = exhaustive.search_of(skeleton, twin, int(size[some[0]]), states, whole)
+            pieces = [reading.take(some) for reading in readings]
+            return compiled(pieces, log_prior, order[some], gate)
+
+        yield Pass(gate, BLOCK, size, search)
+
+
+def likely_passes(
+    readings: Sequence[Reading], log_prior: Float[np.ndarray, "S K"], whole: bool
+) -> Iterator[Pass]:
+    """One search per effort, each with a wider gate."""
+    num_points, num_scenes = readings[0].model.points.shape[::2]
+    many = readings[0].skeleton.num_objects > likely.MANY_OBJECTS
+    plan = likely.HashablePlan(make_plan(readings, log_prior))
+    # If parses are ranked by the density of the program, the only priced gate is that of its noise.
+    priced = likely.PRICED if whole else likely.PRICED[:1]
+    # Features other than places are noisy, so no gate is tight, and they tell points apart, so the
+    # best candidates mostly suffice.
+    has_more = readings[0].skeleton.num_features > likely.PLACE
+    efforts = (likely.MANY if has_more else likely.TIGHTEST, *priced)
+    for effort in (likely.TIGHTEST, likely.MANY) if many else efforts:
+        compiled = likely.search_of(plan, effort, with_points(readings), whole, many)
+        is_priced = effort in likely.PRICED
+        block = 1 if is_priced else int(np.clip(ENTRIES // num_points**2, 1, 64))
+
+        def search(some: Int[np.ndarray, " block"], compiled: likely.Search = compiled) -> Parses:
+            return compiled([reading.take(some) for reading in readings], log_prior)
+
+        yield Pass(effort.gate, block, np.zeros(num_scenes, int), search)
 
 
 def _is_enough(first: Parses, gate: float, whole: bool) -> Bool[np.ndarray, " scenes"]:

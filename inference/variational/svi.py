@@ -30,8 +30,8 @@ from inference.variational.families import (
 )
 from models.errors import InputError
 from models.program.batches import check_conjugate
-from models.program.dependence import refuse_moving_supports
 from models.program.marginal import check_table
+from models.program.reading import refuse_moving_supports
 from models.program.sites import Program, Unknown, trace_sites
 from models.program.versions import as_it_stands
 from models.program.witness import check_program

@@ -15,35 +15,86 @@ All three are exponential families in the match, so a log likelihood sum_mn z_mn
 posterior of the match in the family: `tilt(C)` is that posterior, and
 
     log p(points | pose) = tilt(C).log_normalizer - log_normalizer.
+
+Their supports and parameters are the constraints at the beginning.
 """
 
-import math
 from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, logsumexp
-from jaxtyping import Array, Float, Int
-from numpyro.distributions import Distribution
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import ExpandedDistribution
-from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
-from models.distributions.constraints import (
-    all_injection_matrices,
-    assignment_matrix,
-    doubly_stochastic,
-    log_weight_matrix,
-    permutation_matrix,
-)
 from models.errors import InputError
-from models.numerics.assignment import best_assignment, birkhoff_draw
+from models.numerics.arrays import AnyArray
+from models.numerics.assignment import best_assignment, birkhoff_draws
 from models.numerics.bethe import bethe_marginals, fill, log_bethe_permanent
+from models.numerics.enumeration import all_assignment_matrices, all_injection_matrices
 from models.numerics.permanent import injection_marginals, log_permanent, sample_injection
 
-MAX_ENUMERATED = 50_000
-"""The largest number of matches that `enumerate_support` lists."""
+_SUM_TOLERANCE = 1e-6
+
+
+class _Assignment(constraints._SingletonConstraint):
+    """Entries 0 or 1, and a single 1 in every row."""
+
+    is_discrete = True
+    event_dim = 2
+
+    def __call__(self, x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
+        x = _concrete(x)
+        return _binary(x) & _sums_to_one(x, axis=-1)
+
+    def feasible_like(self, prototype: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
+        return jnp.broadcast_to(jnp.eye(prototype.shape[-2], prototype.shape[-1]), prototype.shape)
+
+
+class _PermutationMatrix(_Assignment):
+    """Entries 0 or 1, a single 1 in every row and at most one in every column.
+
+    With as many rows as columns that is a permutation matrix.
+    """
+
+    def __call__(self, x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
+        columns = _concrete(x).sum(axis=-2)
+        return super().__call__(x) & (columns < 1.0 + _SUM_TOLERANCE).all(axis=-1)
+
+
+class _DoublyStochastic(constraints._SingletonConstraint):
+    """Entries of at least 0; every row and every column sums to one."""
+
+    event_dim = 2
+
+    def __call__(self, x: Float[AnyArray, "*batch N N"]) -> Bool[Array, "*batch"]:
+        x = _concrete(x)
+        nonnegative = (x >= 0).all(axis=(-2, -1))
+        return nonnegative & _sums_to_one(x, axis=-1) & _sums_to_one(x, axis=-2)
+
+    def feasible_like(self, prototype: Float[Array, "*batch N N"]) -> Float[Array, "*batch N N"]:
+        return jnp.full(prototype.shape, 1.0 / prototype.shape[-1])
+
+
+class _LogWeights(constraints._SingletonConstraint):
+    """Matrices of log weights: any numbers except NaN and +inf; -inf is a weight of zero."""
+
+    event_dim = 2
+
+    def __call__(self, x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
+        return (_concrete(x) < float("inf")).all(axis=(-2, -1))  # NaN compares false
+
+    def feasible_like(self, prototype: Float[Array, "*batch M N"]) -> Float[Array, "*batch M N"]:
+        return jnp.zeros(prototype.shape)
+
+
+assignment_matrix = _Assignment()
+log_weight_matrix = _LogWeights()
+permutation_matrix = _PermutationMatrix()
+doubly_stochastic = _DoublyStochastic()
 
 
 class _Match(Distribution):
@@ -93,10 +144,7 @@ class _Match(Distribution):
         return self if shape == self.batch_shape else _ExpandedMatch(self, shape)
 
     def _all_matches(self) -> Float[np.ndarray, "count M N"]:
-        rows, columns = self.event_shape
-        what = f"{columns}!" + (f"/{columns - rows}!" if rows < columns else "")
-        _refuse_long_list(math.perm(columns, rows), f"{what} permutation matrices")
-        return all_injection_matrices(rows, columns)
+        return all_injection_matrices(*self.event_shape)
 
 
 class _ExpandedMatch(ExpandedDistribution):
@@ -178,7 +226,8 @@ class DoublyStochasticMatch(_Match):
         return PermutationMatch(self.log_weights + log_likelihood)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*shape N N"]:
-        return _draw_with_mean(key, self.probs, sample_shape)
+        columns = birkhoff_draws(key, self.probs, sample_shape)
+        return _one_hot(columns, self.event_shape[-1])
 
 
 class PermutationMatch(_Match):
@@ -245,7 +294,8 @@ class PermutationMatch(_Match):
             columns = sample_injection(key, self.logits, sample_shape)
             return _one_hot(columns, self.event_shape[-1])
         square = jnp.moveaxis(fill(jnp.moveaxis(self.mean, (-2, -1), (0, 1))), (0, 1), (-2, -1))
-        return _draw_with_mean(key, square, sample_shape)[..., : self.event_shape[0], :]
+        columns = birkhoff_draws(key, square, sample_shape)[..., : self.event_shape[0]]
+        return _one_hot(columns, self.event_shape[-1])
 
 
 class MixtureMatch(_Match):
@@ -296,10 +346,7 @@ class MixtureMatch(_Match):
         return _one_hot(jax.random.categorical(key, self.logits, shape=shape), self.event_shape[-1])
 
     def _all_matches(self) -> Float[np.ndarray, "count M N"]:
-        rows, columns = self.event_shape
-        _refuse_long_list(columns**rows, f"{columns}^{rows} assignments of points to parts")
-        grid = np.indices((columns,) * rows).reshape(rows, -1).T
-        return np.eye(columns)[grid]
+        return all_assignment_matrices(*self.event_shape)
 
 
 @jax.jit
@@ -323,16 +370,6 @@ def _one_hot(columns: Int[Array, "*batch M"], size: int) -> Float[Array, "*batch
     return jax.nn.one_hot(columns, size, dtype=float)
 
 
-def _draw_with_mean(
-    key: Array, probs: Float[Array, "*batch N N"], sample_shape: tuple[int, ...]
-) -> Float[Array, "*shape N N"]:
-    """Draw permutation matrices with a given mean."""
-    shape = (*sample_shape, *probs.shape)
-    every = jnp.broadcast_to(probs, shape).reshape(-1, *shape[-2:])
-    columns = jax.vmap(birkhoff_draw)(jax.random.split(key, len(every)), every)
-    return _one_hot(columns, shape[-1]).reshape(shape)
-
-
 def _check_square(parameter: Float[Array, "*batch N N"], name: str) -> None:
     shape = jnp.shape(parameter)
     if len(shape) < 2 or shape[-1] != shape[-2]:
@@ -342,57 +379,14 @@ def _check_square(parameter: Float[Array, "*batch N N"], name: str) -> None:
         )
 
 
-def _refuse_long_list(count: int, what: str) -> None:
-    if count > MAX_ENUMERATED:
-        raise InputError(
-            f"enumerating the support would list {what}, {count:,} matrices, more than the limit "
-            f"of {MAX_ENUMERATED:,}; use mean, mode, entropy, log_normalizer or sample, which do "
-            "not list it"
-        )
+def _concrete(x: Float[AnyArray, "*batch M N"]) -> Float[AnyArray, "*batch M N"]:
+    """Convert a concrete array to numpy, so that checking it compiles nothing."""
+    return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
-def _kl_to_rows(q: _Match, p: DoublyStochasticMatch | MixtureMatch) -> Float[Array, "*batch"]:
-    """KL to independent rows: sum r log(r / a) if both have independent rows (eq. KL_Z)."""
-    log_p = p.log_weights if isinstance(p, DoublyStochasticMatch) else jax.nn.log_softmax(p.logits)
-    return -q.entropy() - weighted_sum(q.mean, log_p)
+def _binary(x: Float[Array, "*batch M N"]) -> Bool[Array, "*batch"]:
+    return ((x == 0) | (x == 1)).all(axis=(-2, -1))
 
 
-def _kl_bound(q: DoublyStochasticMatch, p: PermutationMatch) -> Float[Array, "*batch"]:
-    """The term that makes the paper's ELBO a lower bound under any prior over permutations.
-
-    It is not a KL divergence: R alone does not determine a distribution over permutations. Van der
-    Waerden's inequality gives log perm(B) >= log(N!/N^N) + max_R sum r log b - sum r log r over
-    doubly stochastic R, so this term subtracts log(N!/N^N). For a uniform prior it is exactly
-    eq. KL_Z.
-    """
-    size = q.event_shape[-1]
-    van_der_waerden = gammaln(size + 1) - size * math.log(size)
-    cross = p.log_normalizer - weighted_sum(q.probs, p.logits)
-    return cross - van_der_waerden - q.entropy()
-
-
-def _kl_same_family(q: _Match, p: _Match) -> Float[Array, "*batch"]:
-    difference = weighted_sum(q.mean, q.log_weights) - weighted_sum(q.mean, p.log_weights)
-    return difference - q.log_normalizer + p.log_normalizer
-
-
-def _no_kl(q: MixtureMatch, p: PermutationMatch) -> Float[Array, "*batch"]:
-    raise InputError(
-        "the KL divergence of a MixtureMatch from a PermutationMatch is infinite: under a mixture "
-        "two rows may share a column, which a permutation forbids; use a MixtureMatch for both, "
-        "or a DoublyStochasticMatch for the first"
-    )
-
-
-for _first, _second, _divergence in (
-    (DoublyStochasticMatch, DoublyStochasticMatch, _kl_to_rows),
-    (DoublyStochasticMatch, MixtureMatch, _kl_to_rows),
-    (DoublyStochasticMatch, PermutationMatch, _kl_bound),
-    (PermutationMatch, DoublyStochasticMatch, _kl_to_rows),
-    (PermutationMatch, MixtureMatch, _kl_to_rows),
-    (PermutationMatch, PermutationMatch, _kl_same_family),
-    (MixtureMatch, DoublyStochasticMatch, _kl_to_rows),
-    (MixtureMatch, MixtureMatch, _kl_same_family),
-    (MixtureMatch, PermutationMatch, _no_kl),
-):
-    kl_divergence.add((_first, _second), _divergence)
+def _sums_to_one(x: Float[Array, "*batch M N"], axis: int) -> Bool[Array, "*batch"]:
+    return (abs(x.sum(axis=axis) - 1.0) < _SUM_TOLERANCE).all(axis=-1)

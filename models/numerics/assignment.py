@@ -50,3 +50,13 @@ def birkhoff_draw(key: Array, probs: Float[Array, "N N"]) -> Int[Array, " N"]:
     threshold = jax.random.uniform(start_key)
     state = (loop_key, jnp.asarray(probs), threshold, rows, 0)
     return jax.lax.while_loop(unfinished, take, state)[3]
+
+
+def birkhoff_draws(
+    key: Array, probs: Float[Array, "*batch N N"], sample_shape: tuple[int, ...] = ()
+) -> Int[Array, "*shape N"]:
+    """Draws of `birkhoff_draw` for each matrix of a batch, sample shape first."""
+    shape = (*sample_shape, *probs.shape)
+    every = jnp.broadcast_to(probs, shape).reshape(-1, *shape[-2:])
+    columns = jax.vmap(birkhoff_draw)(jax.random.split(key, len(every)), every)
+    return columns.reshape(shape[:-1])

@@ -17,11 +17,12 @@ from numpyro.distributions import Distribution
 
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import padded
-from models.program.dependence import look_closely, refuse_moving_supports
 from models.program.reading import (
     FACTORS,
     LinearGaussianModel,
     look,
+    look_closely,
+    refuse_moving_supports,
 )
 from models.program.sites import Program, Values, described
 from models.program.witness import testify

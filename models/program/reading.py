@@ -3,7 +3,8 @@
 The NumPyro program is the single source of truth. `read` traces it once and takes the pose prior,
 the match prior and the linear-Gaussian parts from its sites. What else the program has is either a
 *condition*, a latent site that the closed forms need a value of, or a constant factor of its
-density. `models.program.witness` holds what was read against the density of the program itself, and
+density. `look_closely` refuses pieces that depend on a latent site, whatever its value is.
+`models.program.witness` holds what was read against the density of the program itself, and
 `models.program.batches` reads many scenes at once.
 """
 
@@ -22,6 +23,7 @@ from models.distributions.likelihood import MatchedParts
 from models.distributions.match import MixtureMatch, PermutationMatch
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
+from models.program.poses import moments_by_curvature, parts_at_moved_pose
 from models.program.sites import (
     MATCH_FAMILIES,
     Program,
@@ -29,9 +31,10 @@ from models.program.sites import (
     Unknown,
     Values,
     described,
+    is_traced,
     log_prob_of,
-    placeholder,
     trace_sites,
+    with_unknown,
     without_shape,
 )
 from models.scenes import Scene, check_layout
@@ -124,10 +127,73 @@ def look(
     sites = trace_sites(program, scene, given)
     if left_open := conditions(sites, given, factors):
         return left_open
-    found = pieces(sites, given, factors)
-    if sites["points"]["fn"].pose is sites["pose"]["value"]:
+    return _at_pose(program, scene, given, sites, pieces(sites, given, factors))
+
+
+def _at_pose(
+    program: Program,
+    scene: Scene,
+    given: Values | None,
+    sites: Mapping[str, Site],
+    found: LinearGaussianModel,
+    unknown: Unknown | None = None,
+) -> LinearGaussianModel:
+    """The pieces with the parts as a function of the site `pose` itself."""
+    pose = sites["pose"]["value"]
+    if sites["points"]["fn"].pose is pose:
         return found
-    return at_moved_pose(program, scene, given, found)
+    parts = parts_at_moved_pose(program, scene, given, found.parts, pose, unknown)
+    return replace(found, parts=parts)
+
+
+def look_closely(
+    program: Program,
+    scene: Scene,
+    given: Values | None = None,
+    factors: frozenset[str] = FACTORS,
+) -> LinearGaussianModel | None:
+    """Read the pieces if nothing is left open; refuse any that depend on a latent site.
+
+    The closed forms require that none does. Some dependences show at few values only, such as a
+    factor that asks whether a pose is beyond a threshold. So latent sites are abstract here: what
+    is abstract afterwards depends on them.
+    """
+    kept: list[LinearGaussianModel] = []
+
+    def read_abstractly(zero: Array) -> None:
+        unknown = Unknown(zero)
+        sites = trace_sites(program, scene, given, unknown)
+        if left_open := conditions(sites, given, factors):
+            refuse_moving_supports(left_open)
+            return
+        found = pieces(sites, given, factors)
+        if sites["points"]["fn"].match is not sites["match"]["value"]:
+            raise ConjugacyError(
+                "points",
+                "MatchedParts whose match is not the value of the site 'match' itself",
+                "MatchedParts that takes the site 'match' as it is",
+            )
+        found = _at_pose(program, scene, given, sites, found, unknown)
+        _refuse_dependence(sites, found)
+        kept.append(found)
+
+    with_unknown(read_abstractly)
+    return kept[0] if kept else None
+
+
+def refuse_moving_supports(left_open: Mapping[str, Distribution]) -> None:
+    """Refuse a latent site whose values are not the same ones whatever another site is.
+
+    They are listed, or integrated over, before the other site has a value.
+    """
+    for name, prior in left_open.items():
+        if is_traced(prior.support):
+            raise InputError(
+                f"site {name!r}: the support of its {type(without_shape(prior)).__name__} prior "
+                "changes with another site, a parameter or the scene, and a fixed one is required; "
+                "draw from a fixed support and compute from that, such as upper * share with a "
+                "share that is uniform between 0 and 1"
+            )
 
 
 def conditions(
@@ -192,39 +258,6 @@ def pieces(
     )
 
 
-def at_moved_pose(
-    program: Program,
-    scene: Scene,
-    given: Values | None,
-    found: LinearGaussianModel,
-    unknown: Unknown | None = None,
-) -> LinearGaussianModel:
-    """Pieces of a program whose likelihood gets a linear function of each pose, J y + b.
-
-    Then x = F (J y + b) + m is again linear in y. `models.program.dependence` checks that the
-    function is linear, and the witness that it takes the object's own pose alone.
-    """
-    start = jnp.full(found.pose_mean.shape, 0.5)
-    slope, moved = moved_pose(program, scene, given, start, unknown)
-    shift = moved - jnp.einsum("kpq,kq->kp", slope, start)
-    parts, owner = found.parts, found.parts.owner
-    F = jnp.einsum("ndp,npq->ndq", parts.F, slope[owner])
-    offset = parts.offset + jnp.einsum("ndp,np->nd", parts.F, shift[owner])
-    return replace(found, parts=parts._replace(F=F, offset=offset))
-
-
-def moved_pose(
-    program: Program, scene: Scene, given: Values | None, pose: Array, unknown: Unknown | None
-) -> tuple[Float[Array, "K p q"], Float[Array, "K p"]]:
-    """The slope J of what the likelihood gets for each pose, and what it gets."""
-
-    def moved(pose: Float[Array, "K q"]) -> Float[Array, "K p"]:
-        sites = trace_sites(program, scene, {**(given or {}), "pose": pose}, unknown)
-        return jnp.asarray(sites["points"]["fn"].pose)
-
-    return jnp.einsum("kpkq->kpq", jax.jacfwd(moved)(pose)), moved(pose)
-
-
 def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
     """The likelihood of the points, if it is the linear-Gaussian one."""
     for name in SITES:
@@ -281,7 +314,7 @@ def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Arra
         variance = jnp.broadcast_to(core.scale, shape) ** 2
         covariance = variance[..., None] * jnp.eye(shape[-1])
     else:
-        return _moments_by_curvature(prior)
+        return moments_by_curvature(prior)
     mean = jnp.broadcast_to(prior.mean, shape)
     return mean, jnp.broadcast_to(covariance, (*shape, shape[-1]))
 
@@ -331,47 +364,31 @@ def _refuse_scale(site: Site) -> None:
         )
 
 
-def _moments_by_curvature(prior: Distribution) -> tuple[Float[Array, "K p"], Array]:
-    """Moments of a prior that is Normal, objects apart, whatever it is written as.
-
-    Its log density is quadratic then: minus its second derivative is the precision, and one Newton
-    step from anywhere leads to the mean. That it *is* quadratic is checked at another point, or by
-    the witness where the prior depends on the scene.
-    """
-    shape = prior.shape()
-    num_objects, size = shape
-    refused = ConjugacyError(
-        "pose",
-        f"a {type(without_shape(prior)).__name__} prior",
-        "a Normal or MultivariateNormal prior, objects independent",
-    )
-    if not jnp.issubdtype(jnp.result_type(placeholder(prior)), jnp.floating):
-        raise refused
-
-    def log_density(pose: Float[Array, " n"]) -> Float[Array, ""]:
-        return prior.log_prob(pose.reshape(shape)).sum()
-
-    @jax.jit  # operation by operation it would be a hundred compilations
-    def moments(start: Float[Array, " n"]) -> tuple[Array, Array, Array, Array]:
-        hessian = jax.hessian(log_density)(start).reshape(num_objects, size, num_objects, size)
-        precision = -jnp.einsum("kpkq->kpq", hessian)
-        apart = jnp.abs(hessian).sum() <= (1 + 1e-9) * jnp.abs(precision).sum()
-        covariance = jnp.linalg.inv(precision)
-        slope = jax.grad(log_density)(start).reshape(shape)
-        mean = start.reshape(shape) + jnp.einsum("kpq,kq->kp", covariance, slope)
-        return mean, covariance, precision, apart
-
-    mean, covariance, precision, apart = moments(np.full(num_objects * size, 0.5))
-    if not isinstance(covariance, jax.core.Tracer):
-        if not (np.linalg.eigvalsh(np.nan_to_num(precision)) > 0).all():
-            raise refused
-        away = np.linspace(-1.7, 1.3, num_objects * size).reshape(shape)
-        expected = 0.5 * (
-            np.linalg.slogdet(precision)[1].sum()
-            - np.einsum("kp,kpq,kq->", away, precision, away)
-            - away.size * np.log(2 * np.pi)
-        )
-        found = jax.jit(log_density)(np.ravel(mean + away))
-        if not (apart and np.allclose(expected, found, rtol=1e-9, atol=1e-9)):
-            raise refused
-    return mean, covariance
+def _refuse_dependence(sites: Mapping[str, Site], found: LinearGaussianModel) -> None:
+    """Refuse pieces that are abstract because latent sites are."""
+    poses = found.pose_mean, found.pose_covariance
+    logits = found.match_logits if found.part_prior is None else None
+    for name, read_of in (("pose", poses), ("match", logits)):
+        if is_traced(read_of):
+            raise ConjugacyError(
+                name, "a prior that changes with another site", "a prior that is fixed"
+            )
+    for what, read_of in (
+        ("whose value depends", found.points),
+        ("whose present depends", found.seen),
+        ("whose noise or parts depend", found.parts),
+    ):
+        if is_traced(read_of):
+            raise ConjugacyError(
+                "points", f"MatchedParts {what} on a latent site", "MatchedParts that do not"
+            )
+    for name, site in sites.items():
+        if is_traced(found.log_constant) and name not in SITES and is_traced(log_prob_of(site)):
+            raise ConjugacyError(
+                name,
+                "further data, or a factor, that depends on a latent site",
+                "the points as the only data that do",
+            )
+    if is_traced((found.precision_prior, found.part_prior)):
+        name = "precision" if is_traced(found.precision_prior) else "part_probs"
+        raise ConjugacyError(name, "a prior that changes with another site", "a fixed prior")

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from capsules import batch, cli, methods
 from capsules.batch import Job, Work
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import SceneFile, load_scenes, save_scenes
+from capsules.files.inputs import SceneFile, load_scenes
+from capsules.files.outputs import save_scenes
 from capsules.methods import infer
 from capsules.store import Store
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, score
@@ -321,7 +322,7 @@ from pathlib import Path
 from capsules import batch
 from capsules.batch import Job, Work
 from inference.result import Result
-from capsules.files.scenes import SceneFile
+from capsules.files.inputs import SceneFile
 from capsules.store import Store
 import numpy as np
 
@@ -364,6 +365,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 
 def test_a_file_too_large_for_memory_is_refused_with_its_size(path, monkeypatch):
-    monkeypatch.setattr("capsules.files.scenes.MAX_BYTES", 1000)
+    monkeypatch.setattr("capsules.files.inputs.MAX_BYTES", 1000)
     with pytest.raises(InputError, match=r"take 0\.0 GiB, more than .* `capsules infer --all`"):
         load_scenes(path)

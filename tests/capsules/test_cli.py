@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from capsules import cli
 from capsules.experiments.generator import sample_scenes
-from capsules.files.outputs import whole_file
-from capsules.files.scenes import load_scenes, save_scenes
+from capsules.files.inputs import load_scenes
+from capsules.files.outputs import save_scenes, whole_file
 from capsules.methods import METHODS, PRESETS, infer, program_of
 from inference.diagnostics.metrics import METRICS, PROTOCOLS, same_partition, score
 from models.constellation import published_mixture

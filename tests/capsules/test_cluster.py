@@ -17,7 +17,8 @@ from capsules import batch, cli, cluster, methods
 from capsules.batch import Job, Work
 from capsules.commands import scale
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import SceneFile, save_scenes
+from capsules.files.inputs import SceneFile
+from capsules.files.outputs import save_scenes
 from capsules.store import Store
 from models.errors import InputError
 from tests.capsules.stand_in import quick

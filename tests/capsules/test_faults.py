@@ -17,7 +17,8 @@ from capsules import cli, methods
 from capsules.commands.demo import _table
 from capsules.commands.shared import Stopwatch, show_seconds
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import SceneFile, load_scenes, save_scenes, stored_scene
+from capsules.files.inputs import SceneFile, load_scenes, stored_scene
+from capsules.files.outputs import save_scenes
 from inference.diagnostics.metrics import same_partition
 from models.errors import InputError
 from models.scenes import make_scene

@@ -23,7 +23,8 @@ from typer.testing import CliRunner
 from capsules import batch, cli, methods
 from capsules.batch import Job, Work
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import SceneFile, load_scenes, read_scene, save_scenes, stored_scene
+from capsules.files.inputs import SceneFile, load_scenes, read_scene, stored_scene
+from capsules.files.outputs import save_scenes
 from capsules.store import Store
 from models.errors import InputError
 from tests.capsules.stand_in import quick

@@ -28,7 +28,8 @@ from typer.testing import CliRunner
 
 from capsules import cli, methods
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import SceneFile, load_scenes, save_scenes
+from capsules.files.inputs import SceneFile, load_scenes
+from capsules.files.outputs import save_scenes
 from capsules.methods import infer
 from inference import cavi, exact, gibbs, nuts, ransac, svi
 from models.distributions.likelihood import MatchedParts

@@ -10,7 +10,7 @@ from capsules.experiments.generator import sample_scenes
 from capsules.experiments.learnable import arguments, leave_open
 from capsules.experiments.resumed import Checkpoint
 from capsules.files.learned import load_learned
-from capsules.files.scenes import save_scenes
+from capsules.files.outputs import save_scenes
 from capsules.methods import PAPER, PRIORS, program_of
 from inference import exact
 from inference.diagnostics.readout import most_probable_match, poses_given_match

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import save_scenes
+from capsules.files.outputs import save_scenes
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ from capsules.faces import experiment as faces
 from capsules.faces import report
 from capsules.faces.appearance import fit_appearance, split_faces
 from capsules.faces.artist import draw_images
-from capsules.files.scenes import save_scenes
+from capsules.files.outputs import save_scenes
 from capsules.store import Store, digest, sealed
 from models.errors import InputError
 from tests.capsules.stand_in import quick

@@ -22,9 +22,13 @@ from inference.proposals import starts
 from inference.proposals.starts import Start
 from inference.variational import ascent
 from inference.variational.ascent import Schedule
-from models.distributions.constraints import doubly_stochastic
 from models.distributions.likelihood import MatchedParts
-from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
+from models.distributions.match import (
+    DoublyStochasticMatch,
+    MixtureMatch,
+    PermutationMatch,
+    doubly_stochastic,
+)
 from models.distributions.match_priors import typed_probs
 from models.numerics.linalg import inverse_and_log_det
 from models.program.batches import map_scenes, read_scenes, skeleton_of

@@ -10,7 +10,7 @@ import pytest
 
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import RERUN, SIGMAS
-from capsules.files.scenes import load_scenes
+from capsules.files.inputs import load_scenes
 from inference import ransac
 from inference.diagnostics.metrics import METRICS, partition_metrics
 from inference.ransac import hypotheses, search

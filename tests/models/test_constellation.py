@@ -1,5 +1,7 @@
 """The constellation program: its sites, and the moments of what it draws."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,6 @@ from models.constellation import (
     PARTS,
     constellation,
     mixture_constellation,
-    permutation_constellation,
     published_mixture,
     uniform_match,
 )
@@ -28,7 +29,7 @@ OFF_CENTRE = stack(
 )
 VARIANTS = {
     "doubly_stochastic": (constellation, DoublyStochasticMatch),
-    "permutation": (permutation_constellation, PermutationMatch),
+    "permutation": (partial(constellation, match_prior="permutation"), PermutationMatch),
     "mixture": (mixture_constellation, MixtureMatch),
 }
 each_variant = pytest.mark.parametrize("variant", VARIANTS)

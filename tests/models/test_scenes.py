@@ -6,7 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from capsules.files.scenes import load_scenes, save_scenes
+from capsules.files.inputs import load_scenes
+from capsules.files.outputs import save_scenes
 from models.errors import InputError
 from models.scenes import Scene, check_layout, check_scene, make_scene
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import ks_2samp, kstest
 
 from capsules.experiments.generator import CHUNK, sample_scenes
-from capsules.files.scenes import load_scenes
+from capsules.files.inputs import load_scenes
 from models.errors import InputError
 from models.scenes import Scene
 from models.templates import SHAPES

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpyro.handlers import substitute, trace
 
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import load_scenes
+from capsules.files.inputs import load_scenes
 from inference import exact
 from inference.diagnostics.metrics import partition_metrics
 from models.constellation import constellation

@@ -14,7 +14,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from capsules import cli
-from capsules.files.scenes import load_scenes, save_scenes
+from capsules.files.inputs import load_scenes
+from capsules.files.outputs import save_scenes
 from capsules.methods import program_of
 from inference import cavi
 from inference.plots import film

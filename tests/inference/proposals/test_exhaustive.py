@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from capsules.experiments.generator import sample_scenes
-from inference.proposals import exhaustive, propose
+from inference.proposals import propose
 from inference.proposals.parses import EDGE, NUM_PARSES
 from models.constellation import cluttered_constellation, constellation, presence_constellation
 from models.program.batches import read_scenes
@@ -76,20 +76,20 @@ def subsets_of(match, owner):
     return [frozenset(match[(owner == k) & (match >= 0)].tolist()) for k in range(2)]
 
 
-@pytest.mark.parametrize("gate", range(len(exhaustive.GATES)))
+@pytest.mark.parametrize("gate", range(len(propose.GATES)))
 def test_whole_objects_are_found_through_every_gate(gate):
     names = ("square", "triangle")
     program = functools.partial(constellation, parts=stack(shapes(*names)), precision=1e3)
     scene = scene_of(names, [0, 1, 2, 4, 5])
     reading = read_scenes(program, scene.batch())
-    noise = reading.model.parts.variance * exhaustive.GATES[gate]
+    noise = reading.model.parts.variance * propose.GATES[gate]
     model = replace(reading.model, parts=reading.model.parts._replace(variance=noise))
 
     def value(k, placed):
         lacks = len(np.flatnonzero(np.asarray(model.parts.owner)[:, 0] == k)) - len(placed)
         return log_density(model, k, placed) - EDGE * lacks if placed else 0.0
 
-    passes = list(exhaustive.passes([reading], np.zeros((1, 2)), True))
+    passes = list(propose.exhaustive_passes([reading], np.zeros((1, 2)), True))
     found = passes[gate].search(np.array([0]))
     wanted = all_parses(model, value)[:NUM_PARSES]
     np.testing.assert_allclose(found.value[0], [x[0] for x in wanted], atol=1e-6)
@@ -152,7 +152,7 @@ def test_clutter_takes_what_no_object_explains():
     scene = sample_scenes(1, seed=3, objects=names, presence=1.0).take(0)
     points = np.concatenate([scene.points[:4], [[0.9, -0.8], [-0.7, 0.1]]])
     reading = read_scenes(program, make_scene(points, 9).batch())
-    assert exhaustive.is_small([reading])
+    assert propose.is_small([reading])
     found = propose.propose_whole(reading)
     slots = np.asarray(parts.owner) == 2
     assert sorted(found.match[0, 0][slots]) == [4, 5]
@@ -162,10 +162,10 @@ def test_clutter_takes_what_no_object_explains():
 def test_large_scenes_and_points_that_are_seen_in_part_are_not_for_it():
     six = functools.partial(constellation, parts=stack(shapes("L", "plane", "L")))
     scenes = sample_scenes(1, seed=0, objects=("L", "plane", "L"), presence=1.0)
-    assert not exhaustive.is_small([read_scenes(six, scenes)])
+    assert not propose.is_small([read_scenes(six, scenes)])
     small = read_scenes(constellation, sample_scenes(2, seed=0))
-    assert exhaustive.is_small([small])
+    assert propose.is_small([small])
     seen = small.model.seen.copy()
     seen[np.flatnonzero(seen[:, 0, 0])[0], 0] = False
     in_part = small._replace(model=replace(small.model, seen=seen))
-    assert not exhaustive.is_small([in_part])
+    assert not propose.is_small([in_part])

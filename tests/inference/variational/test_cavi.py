@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsules.experiments.generator import sample_scenes
-from capsules.files.scenes import load_scenes
+from capsules.files.inputs import load_scenes
 from inference import cavi, exact
 from inference.diagnostics.metrics import partition_metrics, same_partition
 from inference.variational import ascent, pool

@@ -9,7 +9,7 @@ import pytest
 
 from capsules.experiments.generator import sample_scenes
 from capsules.experiments.paper import RERUN, SIGMAS
-from capsules.files.scenes import load_scenes
+from capsules.files.inputs import load_scenes
 from capsules.methods import infer
 from inference.diagnostics.metrics import partition_metrics
 from inference.variational import published

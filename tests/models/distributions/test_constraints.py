@@ -13,13 +13,13 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 from numpyro.infer import SVI, Trace_ELBO
 
-from models.distributions.constraints import (
-    DoublyStochasticTransform,
-    all_injection_matrices,
+from models.distributions.match import (
     assignment_matrix,
     doubly_stochastic,
     permutation_matrix,
 )
+from models.distributions.transforms import DoublyStochasticTransform
+from models.numerics.enumeration import all_injection_matrices
 from tests import oracle
 
 SWAP = np.array([[0.0, 1.0], [1.0, 0.0]])
