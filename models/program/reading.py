@@ -249,13 +249,24 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
 
 
 def check_one_scene(likelihood: MatchedParts) -> None:
-    """Refuse an object without parts, and a precision or beta of each part.
+    """Refuse an object without parts or pose, and a precision or beta of each part.
 
-    NumPyro takes the latter for a batch of scenes.
+    JAX takes the nearest pose for one that is missing, and NumPyro takes a precision of each part
+    for a batch of scenes.
     """
     parts = likelihood.parts
-    owners = np.asarray(parts.owner)[~np.asarray(parts.is_clutter)]
-    if without := set(range(parts.num_objects)) - set(owners.tolist()):
+    owners = set(np.asarray(parts.owner)[~np.asarray(parts.is_clutter)].tolist())
+    if min(owners) < 0:
+        raise InputError(
+            f"site 'points': a part has the owner {min(owners)}; number the owners of the parts "
+            "from 0 without a gap, as `stack` does"
+        )
+    if (shape := jnp.shape(likelihood.pose))[-2:-1] != (parts.num_objects,):
+        raise InputError(
+            f"site 'pose': a pose of shape {shape} for the {parts.num_objects} objects that own "
+            "the parts of MatchedParts; give one pose for each object, (K, p), and each a part"
+        )
+    if without := set(range(parts.num_objects)) - owners:
         raise InputError(
             f"site 'points': object {min(without)} has no part; number the owners of the parts "
             "from 0 without a gap, as `stack` does"

@@ -503,6 +503,22 @@ def test_an_object_without_parts_is_refused(read_or_check):
         read_or_check(partial(constellation, parts=parts), make_scene(np.zeros((3, 2)), 11))
 
 
+@pytest.mark.parametrize("read_or_check", [check_conjugate, check_program])
+@pytest.mark.parametrize(("owner", "site"), [(-1, "points"), (2, "pose")])
+def test_a_part_whose_owner_has_no_pose_is_refused(read_or_check, owner, site):
+    """JAX takes the last pose for number -1, and for any number that is too large."""
+    parts = PARTS._replace(owner=np.append(np.asarray(PARTS.owner)[:-1], owner))
+
+    def this(points, present):
+        with numpyro.plate("object", K):
+            pose = numpyro.sample("pose", NORMAL)
+        match = numpyro.sample("match", PRIORS["permutation"])
+        numpyro.sample("points", MatchedParts(match, pose, parts, present=present), obs=points)
+
+    with pytest.raises(InputError, match=f"site '{site}'"):
+        read_or_check(this, SCENE)
+
+
 def test_points_with_an_obs_mask_are_refused():
     def masked(points, present):
         with numpyro.plate("object", K):
