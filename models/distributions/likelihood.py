@@ -201,7 +201,9 @@ class MarginalParts(Distribution):
 
     @validate_sample
     def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
-        return self.match_posterior(value).log_normalizer - self.match_prior.log_normalizer
+        log_sum = self.match_posterior(value).log_normalizer
+        # No match is possible under a prior that forbids all of them.
+        return jnp.where(jnp.isneginf(log_sum), -jnp.inf, log_sum - self.match_prior.log_normalizer)
 
     def log_prob_given_others(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch N"]:
         """log p(x_m | all other points, pose) for each point m; zero in dummy rows.
