@@ -240,6 +240,7 @@ def seen_features(
     numpy: Any = jnp
     if not isinstance(present, jax.core.Tracer):  # numpy compiles nothing
         numpy, present = np, np.asarray(present)
+    present = present.astype(bool)  # of other numbers the bits would count
     if len(shape) >= 2 and shape[-2:] == (num_rows, num_features):
         return jnp.asarray(present)
     if shape[-1:] == (num_rows,):
