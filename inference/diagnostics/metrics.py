@@ -69,10 +69,14 @@ def score(result: Result) -> dict[str, Scores]:
     present = np.atleast_2d(result.scene.present)
     truth = np.where(present, np.atleast_2d(result.scene.object), -1)
     num_objects = result.pose_mean.shape[-2]
-    if truth.max() > (last := int(result.owner.max())):
+    slots = int(np.sum(result.owner == num_objects))
+    most = int((truth == num_objects).sum(axis=1).max())
+    if most > slots or truth.max() > num_objects:
         raise InputError(
             f"the truth has an object {truth.max()}, but the program's parts belong to objects "
-            f"0 to {last}; infer with the shapes, and the clutter, that the scenes have"
+            f"0 to {num_objects - 1}, and the label {num_objects} is that of clutter, of which it "
+            f"has {slots} slots where a scene has {most} such points; infer with the shapes, and "
+            "the clutter, that the scenes have"
         )
     return {
         "partition": partition_metrics(truth, np.atleast_2d(result.labels), num_objects),

@@ -30,13 +30,14 @@ from inference.posterior.densities import (
     prior_draws,
     replicate,
 )
-from inference.posterior.relabel import Frame, frame_of, sites_of_objects
+from inference.posterior.relabel import Frame, frame_of
 from inference.posterior.relabel import relabel as relabel_draws
 from inference.result import Result
 from models.errors import InputError
 from models.geometry import pose_names
-from models.program.sites import Program
+from models.program.sites import Program, trace_sites
 from models.program.versions import as_it_stands
+from models.scenes import Scene
 from models.templates import SHAPES, Parts, object_names, shapes, stack
 
 BACKGROUND = "background"
@@ -96,7 +97,7 @@ def to_arviz(
     parts = likelihood_at(program, scene, {}).parts
     coords = coordinates(parts, present, names)
     dims = {"pose": ["object", "pose_dim"], "match": ["point", "part"], "part_probs": ["part"]} | {
-        name: ["object"] for name in sites_of_objects(draws)
+        name: ["object"] for name in _sites_of_objects(program, scene)
     }
     points = {"points": ["point", "feature"]}
     owner = np.array([*coords["object"], BACKGROUND])[parts.owner]
@@ -119,6 +120,20 @@ def to_arviz(
             "posterior_predictive": Group({"points": again}, points),
         }
     return make_data(groups, coords)
+
+
+def _sites_of_objects(program: Program, scene: Scene) -> list[str]:
+    """Latent sites with a number for each object: those in the plate of the poses."""
+    sites = trace_sites(program, scene)
+    plates = {frame.name for frame in sites["pose"]["cond_indep_stack"]} if "pose" in sites else {}
+    return [
+        name
+        for name, site in sites.items()
+        if name != "pose"
+        and not site["is_observed"]
+        and [f.size for f in site["cond_indep_stack"] if f.name in plates]
+        == [*np.shape(site["value"])]
+    ]
 
 
 def coordinates(

@@ -101,7 +101,9 @@ def draw_discrete(
         own = {name: jnp.broadcast_to(x, (width, *x.shape)) for name, x in values.items()}
         model = pieces(scalars | own)
         log_sum = _log_sum(model, _match_weights(model, owner, replicas, betas))
-        log_sum = log_sum + model.log_constant - _log_sum(model, _match_logits(model, replicas))
+        log_prior = _log_sum(model, _match_logits(model, replicas))
+        log_sum = jnp.where(jnp.isneginf(log_prior), -jnp.inf, log_sum - log_prior)
+        log_sum = log_sum + model.log_constant
         return log_sum + jnp.where(betas > 0, _pose_log_prior(model, replicas["pose"]), 0.0)
 
     chosen = jax.random.categorical(key, jax.lax.map(log_weight, table), axis=0)

@@ -156,23 +156,11 @@ def relabel(symmetry: Symmetry, frame: Frame, draws: Draws) -> dict[str, np.ndar
         "match": new.reshape(match.shape),
     }
     came_from = renaming.object.argsort(axis=1)
-    for name in sites_of_objects(draws):  # values of an object move with it
+    for name in symmetry.sites:  # values of an object move with it
         x = np.asarray(draws[name])
         own = x.reshape(-1, *x.shape[2:])
         renamed[name] = own[np.arange(len(own))[:, None], came_from].reshape(x.shape)
     return renamed
-
-
-def sites_of_objects(draws: Draws) -> list[str]:
-    """Discrete sites with an entry for each object; draws are (chains, draws, ...)."""
-    num_objects = np.shape(draws["pose"])[2]
-    return [
-        name
-        for name, x in draws.items()
-        if name != "match"
-        and np.asarray(x).dtype.kind in "biu"
-        and np.shape(x)[2:3] == (num_objects,)
-    ]
 
 
 def match_probs(draws: Draws) -> Float[np.ndarray, "N N"]:

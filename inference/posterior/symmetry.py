@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpyro.primitives import Messenger
 
-from inference.conditions.sets import discrete_sites
-from inference.posterior.densities import likelihood_at, log_joint, marginal_prior_draws
+from inference.conditions.sets import possible_values
+from inference.posterior.densities import Draws, likelihood_at, log_joint, marginal_prior_draws
 from inference.posterior.poses import is_site
 from models.distributions.likelihood import MatchedParts
 from models.program.sites import Program
@@ -32,6 +32,7 @@ from models.scenes import Scene
 from models.templates import Parts
 
 _PROBES = 2  # prior draws at which the density is compared
+_VALUES = 16  # joint values of the discrete sites at which it is compared, for each draw
 
 
 class Turn(NamedTuple):
@@ -63,6 +64,8 @@ class Symmetry(NamedTuple):
 
     turns: dict[tuple[int, int], tuple[Turn, ...]]
     owner: Int[np.ndarray, " N"]
+    sites: tuple[str, ...] = ()
+    """Discrete sites whose entries are swapped with the objects; others stay as they are."""
 
     @property
     def kinds(self) -> Int[np.ndarray, " K"]:
@@ -97,8 +100,9 @@ def find(program: Program, scene: Scene) -> Symmetry:
         for target in range(source, parts.num_objects)
         for turn in _template_turns(parts, source, target)
     ]
+    sites: tuple[str, ...] = ()
     if is_site(program, scene):
-        kept = _density_preserving(program, scene, candidates)
+        kept, sites = _density_preserving(program, scene, candidates)
     else:
         kept = [(j, k, turn) for j, k, turn in candidates if j == k and turn.is_identity]
     turns: dict[tuple[int, int], list[Turn]] = {}
@@ -111,7 +115,7 @@ def find(program: Program, scene: Scene) -> Symmetry:
                 np.argsort(turn.part),
             )
             turns.setdefault((target, source), []).append(back)
-    return Symmetry({pair: tuple(found) for pair, found in turns.items()}, parts.owner)
+    return Symmetry({pair: tuple(found) for pair, found in turns.items()}, parts.owner, sites)
 
 
 def _template_turns(parts: Parts, source: int, target: int) -> Iterator[Turn]:
@@ -185,28 +189,50 @@ def _basis(F: Float[np.ndarray, "n d p"]) -> list[int]:
 
 def _density_preserving(
     program: Program, scene: Scene, candidates: list[tuple[int, int, Turn]]
-) -> list[tuple[int, int, Turn]]:
+) -> tuple[list[tuple[int, int, Turn]], tuple[str, ...]]:
     """Keep the turns that do not change the program's density at some prior draws.
+
+    A discrete site with an entry for each object may belong to the objects, as a presence does, or
+    have nothing to do with them. The sites that must be swapped with the objects are the fewest
+    with which the most turns are kept.
 
     Points far from the parts of a prior draw hide most of the match prior: a few matches are all of
     the sum. So the density with wide noise, under which every match counts, must not change either.
     """
     draws = marginal_prior_draws(program, scene, jax.random.key(0), num_samples=_PROBES)
-    for name in discrete_sites(program, scene):
-        draws.pop(name)  # a swap of objects may change the site, so it is summed out
-    poses = [draws["pose"]]
-    for source, target, turn in candidates:
-        pose = draws["pose"].copy()
-        pose[:, target] = turn(draws["pose"][:, source])
-        if source != target:
-            pose[:, source] = turn.inverse(draws["pose"][:, target])
-        poses.append(pose)
-    repeated = {name: np.concatenate([x] * len(poses)) for name, x in draws.items()}
-    repeated["pose"] = np.concatenate(poses)
-    both = [log_joint(of, scene, repeated) for of in (program, _blurred(program))]
-    before, *after = np.stack(both, axis=-1).reshape(len(poses), 2 * _PROBES)
-    same = [np.allclose(before, value, rtol=1e-9, atol=1e-6) for value in after]
-    return list(itertools.compress(candidates, same))
+    table = possible_values(program, scene)
+    if table:  # each draw at some of the values
+        count = len(next(iter(table.values())))
+        some = np.random.default_rng(0).permutation(count)[:_VALUES]
+        draws = {name: np.repeat(x, len(some), axis=0) for name, x in draws.items()}
+        draws |= {name: np.concatenate([x[some]] * _PROBES) for name, x in table.items()}
+    num_objects, size = draws["pose"].shape[1], len(draws["pose"])
+    own = [name for name, x in table.items() if x.shape[1:2] == (num_objects,)]
+    kept: list[tuple[int, int, Turn]] = []
+    moved: tuple[str, ...] = ()
+    for sites in itertools.chain(*(itertools.combinations(own, n) for n in range(len(own) + 1))):
+        turned = [draws, *(_turned(draws, candidate, sites) for candidate in candidates)]
+        joined = {name: np.concatenate([x[name] for x in turned]) for name in draws}
+        both = [log_joint(of, scene, joined) for of in (program, _blurred(program))]
+        density = np.nan_to_num(np.stack(both), nan=-np.inf, neginf=-np.inf)
+        before, *after = np.moveaxis(density.reshape(2, len(turned), size), 1, 0)
+        same = [np.allclose(before, value, rtol=1e-9, atol=1e-6) for value in after]
+        if sum(same) > len(kept):
+            kept, moved = list(itertools.compress(candidates, same)), sites
+    return kept, moved
+
+
+def _turned(draws: Draws, candidate: tuple[int, int, Turn], sites: tuple[str, ...]) -> Draws:
+    """Draws with a turn applied; between two objects, it swaps them and their entries of sites."""
+    source, target, turn = candidate
+    pose = draws["pose"].copy()
+    pose[:, target] = turn(draws["pose"][:, source])
+    if source == target:
+        return {**draws, "pose": pose}
+    pose[:, source] = turn.inverse(draws["pose"][:, target])
+    order = np.arange(pose.shape[1])
+    order[[source, target]] = target, source
+    return {**draws, **{name: draws[name][:, order] for name in sites}, "pose": pose}
 
 
 class _Blurred(Messenger):

@@ -46,7 +46,12 @@ def run(program: Program, scene: Scene, *, progress_bar: bool | Report = False) 
     """Find the best parse of one scene or of each scene of a batch.
 
     It is the first parse that `inference.proposals` finds: the one of the highest density or, if a
-    missing part costs nothing under the program, one that prefers whole objects. If the program has
+    missing part costs nothing under the program, one that prefers whole objects. So this is an
+    approximation to the most probable match: with clutter under a uniform match prior, a match that
+    breaks objects apart may be more probable by tens of nats, but is right less often. No two
+    points share a part, also under a mixture, where the most probable match may have such points.
+    The `elbo` is that of the parse, a lower bound in any case. `exact` finds the most probable
+    match; a program with a presence prior has costs for missing parts. If the program has
     unknown states of objects, such as present or absent, the match is averaged over the states that
     were tried, each with its best parse, as in `cavi.run`. Other latent sites are summed or
     integrated over.

@@ -8,6 +8,7 @@ conjugate program; otherwise `stand_in` makes a similar conjugate program, good 
 from.
 """
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -114,11 +115,13 @@ def _nearby(program: Program, scene: Scene, key: Array) -> tuple[Program, dict[s
 
     These are the values under which coordinate ascent explains the scene best.
     """
-    try:
-        return program, _best_conditions(program, scene, key)
-    except InputError:  # it is not conjugate, or has conditions that cannot be integrated over
-        program = _stand_in(program, not is_site(program, scene))
-        return program, _best_conditions(program, scene, key)
+    if is_site(program, scene):
+        for nearby in (program, _stand_in(program, computes_pose=False)):
+            # It may not be conjugate, or have conditions that cannot be integrated over.
+            with contextlib.suppress(InputError):
+                return nearby, _best_conditions(nearby, scene, key)
+    nearby = _stand_in(program, computes_pose=True)  # which no factor, prior or noise depends on
+    return nearby, _best_conditions(nearby, scene, key)
 
 
 def _best_conditions(program: Program, scene: Scene, key: Array) -> dict[str, Any]:
@@ -151,7 +154,10 @@ class stand_in(Messenger):  # lower case, as NumPyro's handlers are
 
 
 class computed_stand_in(Messenger):
-    """Effect handler: `stand_in` for a program that computes its poses from other sites.
+    """Effect handler: `stand_in` for a program of which more than poses and noise depends on poses.
+
+    It may compute its poses from other sites, or have a factor, a noise or a match prior that
+    changes with them. All of this has the value that it has at the prior medians.
 
     Args:
         pose: given to the likelihood in place of the computed pose.

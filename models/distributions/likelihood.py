@@ -201,7 +201,9 @@ class MarginalParts(Distribution):
 
     @validate_sample
     def log_prob(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch"]:
-        return self.match_posterior(value).log_normalizer - self.match_prior.log_normalizer
+        log_sum = self.match_posterior(value).log_normalizer
+        # No match is possible under a prior that forbids all of them.
+        return jnp.where(jnp.isneginf(log_sum), -jnp.inf, log_sum - self.match_prior.log_normalizer)
 
     def log_prob_given_others(self, value: Float[Array, "*batch N d"]) -> Float[Array, "*batch N"]:
         """log p(x_m | all other points, pose) for each point m; zero in dummy rows.
@@ -225,6 +227,38 @@ class MarginalParts(Distribution):
         return self.matched.given(match).sample(noise_key)
 
 
+def check_one_scene(likelihood: MatchedParts) -> None:
+    """Refuse an object without parts or pose, and a precision or beta of each part.
+
+    JAX takes the nearest pose for one that is missing, and NumPyro takes a precision of each part
+    for a batch of scenes.
+    """
+    parts = likelihood.parts
+    owners = set(np.asarray(parts.owner)[~np.asarray(parts.is_clutter)].tolist())
+    if min(owners) < 0:
+        raise InputError(
+            f"site 'points': a part has the owner {min(owners)}; number the owners of the parts "
+            "from 0 without a gap, as `stack` does"
+        )
+    if (shape := jnp.shape(likelihood.pose))[-2:-1] != (parts.num_objects,):
+        raise InputError(
+            f"site 'pose': a pose of shape {shape} for the {parts.num_objects} objects that own "
+            "the parts of MatchedParts; give one pose for each object, (K, p), and each a part"
+        )
+    if without := set(range(parts.num_objects)) - owners:
+        raise InputError(
+            f"site 'points': object {min(without)} has no part; number the owners of the parts "
+            "from 0 without a gap, as `stack` does"
+        )
+    for name in ("precision", "beta"):
+        if shape := jnp.shape(getattr(likelihood, name)):
+            raise InputError(
+                f"site 'points': the {name} of MatchedParts must be one number, got shape {shape}; "
+                "for noise of each part or feature give parts._replace(variance=...), of shape "
+                f"{likelihood.event_shape}"
+            )
+
+
 def seen_features(
     present: Bool[AnyArray, "*batch N"] | Bool[AnyArray, "*batch N d"], event_shape: tuple[int, ...]
 ) -> Bool[Array, "*batch N d"]:
@@ -238,6 +272,7 @@ def seen_features(
     numpy: Any = jnp
     if not isinstance(present, jax.core.Tracer):  # numpy compiles nothing
         numpy, present = np, np.asarray(present)
+    present = present.astype(bool)  # of other numbers the bits would count
     if len(shape) >= 2 and shape[-2:] == (num_rows, num_features):
         return jnp.asarray(present)
     if shape[-1:] == (num_rows,):

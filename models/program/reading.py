@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import Distribution
 from numpyro.distributions.util import is_identically_one
 
-from models.distributions.likelihood import MatchedParts
+from models.distributions.likelihood import MatchedParts, check_one_scene
 from models.distributions.match import MixtureMatch, PermutationMatch
 from models.errors import ConjugacyError, InputError
 from models.numerics.arrays import AnyArray
@@ -279,27 +278,6 @@ def likelihood_of(sites: Mapping[str, Site]) -> MatchedParts:
     check_layout(jnp.shape(site["value"]), *likelihood.event_shape)
     _refuse_scale(site)
     return likelihood
-
-
-def check_one_scene(likelihood: MatchedParts) -> None:
-    """Refuse an object without parts, and a precision or beta of each part.
-
-    NumPyro takes the latter for a batch of scenes.
-    """
-    parts = likelihood.parts
-    owners = np.asarray(parts.owner)[~np.asarray(parts.is_clutter)]
-    if without := set(range(parts.num_objects)) - set(owners.tolist()):
-        raise InputError(
-            f"site 'points': object {min(without)} has no part; number the owners of the parts "
-            "from 0 without a gap, as `stack` does"
-        )
-    for name in ("precision", "beta"):
-        if shape := jnp.shape(getattr(likelihood, name)):
-            raise InputError(
-                f"site 'points': the {name} of MatchedParts must be one number, got shape {shape}; "
-                "for noise of each part or feature give parts._replace(variance=...), of shape "
-                f"{likelihood.event_shape}"
-            )
 
 
 def normal_moments(prior: Distribution) -> tuple[Float[Array, "K p"], Float[Array, "K p p"]]:

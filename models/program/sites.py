@@ -1,5 +1,6 @@
 """The sites of a program, traced at one scene."""
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -40,7 +41,7 @@ class Unknown(NamedTuple):
     """All of them by default."""
 
 
-def with_unknown(look: Callable[[Array], None]) -> None:
+def with_unknown(look: Callable[[Array], Any]) -> None:
     """Call a function with the zero of an `Unknown`."""
 
     def traced(zero: Array) -> Array:
@@ -74,16 +75,41 @@ def trace_all(
         return sites
     except InputError:
         raise
-    except jax.errors.ConcretizationTypeError as error:
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         raise InputError(
-            "the program branches in Python on traced values, such as a pose or the scene's points "
-            f"({str(error).splitlines()[0]}); use jnp.where or jax.lax.cond"
+            f"{_used_in_python(program, observed)}: the program branches in Python on its value, "
+            f"or takes it for a plain number or a numpy array ({str(error).splitlines()[0]}); use "
+            "jnp.where, jax.lax.cond and functions of jax.numpy"
         ) from error
     except (TypeError, ValueError, IndexError) as error:
         raise InputError(
             f"the program cannot be run ({error}); look in it for NaN, a number out of range, or "
             "shapes that do not fit"
         ) from error
+
+
+def _used_in_python(program: Program, observed: Mapping[str, Any]) -> str:
+    """The first latent site, or argument of the program, that cannot be abstract."""
+    plain = {n: np.ones(x.shape, x.dtype) if is_traced(x) else x for n, x in observed.items()}
+
+    def sites(zero: Array, unknown: str) -> dict[str, Site]:
+        values = _Given(program, {}, Unknown(zero, (unknown,)))
+        arguments = dict(plain)
+        if unknown in plain:
+            arguments[unknown] = (plain[unknown] + zero).astype(plain[unknown].dtype)
+        return trace(seed(values, jax.random.key(0))).get_trace(**arguments)
+
+    latent: list[str] = []
+    anything = contextlib.suppress(Exception)  # what is wrong otherwise is not the question here
+    with anything, numpyro.validation_enabled(False), jax.ensure_compile_time_eval():
+        found = sites(jnp.zeros(()), "").items()
+        latent = [n for n, s in found if s["type"] == "sample" and not s["is_observed"]]
+        for name in (*latent, *plain):
+            try:
+                with_unknown(functools.partial(sites, unknown=name))
+            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+                return f"site {name!r}" if name in latent else f"the scene's {name}"
+    return f"one of the sites {', '.join(map(repr, latent))}" if latent else "a site or the scene"
 
 
 def log_prob_of(site: Site) -> Float[Array, ""]:

@@ -18,11 +18,11 @@ from numpyro.distributions import Distribution
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
-from models.distributions.likelihood import MatchedParts
+from models.distributions.likelihood import MatchedParts, check_one_scene
 from models.distributions.match import MixtureMatch, PermutationMatch, weighted_sum
 from models.errors import ConjugacyError, InputError
 from models.numerics.permanent import log_permanent
-from models.program.reading import LinearGaussianModel, check_one_scene
+from models.program.reading import LinearGaussianModel
 from models.program.sites import (
     MATCH_FAMILIES,
     Program,

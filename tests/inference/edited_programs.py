@@ -1391,3 +1391,18 @@ def beta_visibility(points=None, present=None, presence=None, *, match_prior):
         pose = numpyro.sample("pose", dist.MultivariateNormal(jnp.zeros(P), jnp.eye(P)))
         presence = numpyro.sample("presence", dist.Bernoulli(0.7), obs=presence)
     return presence_program(points, present, match_prior, presence, pose, visibility)
+
+
+@row(
+    "a scale on a discrete site",
+    discrete("kind"),
+    Oracle(
+        lambda kind: assumed(precision=1e3 if kind else 1e2),
+        discrete={"kind": [(0, 2 * np.log(0.7)), (1, 2 * np.log(0.3))]},
+    ),
+)
+def scaled_discrete(points=None, present=None, *, match_prior):
+    with handlers.scale(scale=2.0):
+        kind = numpyro.sample("kind", dist.Bernoulli(0.3))
+    pose, match = poses(), matches(match_prior)
+    return observed(match, pose, points, present, precision=jnp.where(kind == 1, 1e3, 1e2))

@@ -169,6 +169,21 @@ def test_a_truth_of_more_objects_than_the_program_has_is_refused():
         score(replace(result, scene=result.scene._replace(object=more)))
 
 
+def test_an_object_more_does_not_pass_for_clutter():
+    """A scene of one object more has points labelled K, more than the program has slots for."""
+    owner = np.array([0, 0, 1, 2, 2])  # two objects, and two slots for clutter
+    result = result_of([permutation(0, 1, 2, 3, 4)], [PRESENT], [TRUTH])
+    result = replace(result, owner=owner, pose_mean=result.pose_mean[..., :2, :])
+    for truth, is_possible in (([0, 0, 1, 2, 2], True), ([0, 1, 2, 2, 2], False)):
+        scene = result.scene._replace(present=np.ones((1, 5), bool), object=np.array([truth]))
+        asked = replace(result, scene=scene, labels=np.array([truth]))
+        if is_possible:
+            assert score(asked)["partition"]["scene_accuracy"] == 1
+        else:
+            with pytest.raises(InputError, match="has 2 slots where a scene has 3 such points"):
+                score(asked)
+
+
 # --- how sure a mean is -------------------------------------------------------------------------
 
 

@@ -176,6 +176,37 @@ def test_r_hat_before_and_after():
     assert match_probs(after).max(axis=1).tolist() == [1.0] * 6
 
 
+def kinds_of_objects(points=None, present=None):
+    """Two triangles, each small or large, and a throw of two dice that says nothing of them."""
+    dice = numpyro.sample("dice", dist.Categorical(probs=jnp.ones((2, 3)) / 3))
+    numpyro.sample("sum", dist.Normal(jnp.asarray([1.0, 2.0]) @ dice, 1.0), obs=2.5)
+    with numpyro.plate("object", 2):
+        kind = numpyro.sample("kind", dist.Bernoulli(0.3))
+        scale = jnp.where(kind == 1, 1.0, 0.1)[:, None] * jnp.ones(4)
+        pose = numpyro.sample("pose", dist.Normal(0.0, scale).to_event(1))
+    match = numpyro.sample("match", PermutationMatch(jnp.zeros((6, 6))))
+    likelihood = MatchedParts(match, pose, PARTS, precision=1e3, present=present)
+    return numpyro.sample("points", likelihood, obs=points)
+
+
+def test_only_the_sites_that_belong_to_objects_are_relabelled():
+    """By the density: each draw is as probable as before, at the values of its own sites."""
+    group = symmetry.find(kinds_of_objects, SCENE)
+    assert (0, 1) in group.turns
+    draws = _swapped_chains()
+    rng = np.random.default_rng(4)
+    draws |= {"kind": rng.integers(2, size=(4, 200, 2)), "dice": rng.integers(3, size=(4, 200, 2))}
+    new = relabel(group, Frame(POSES, np.tile(0.01 * np.eye(4), (2, 1, 1))), draws)
+    np.testing.assert_array_equal(new["dice"], draws["dice"])
+    np.testing.assert_array_equal(new["kind"][2:], draws["kind"][2:, :, ::-1])
+    before, after = (
+        log_joint(kinds_of_objects, SCENE, {n: x.reshape(-1, *x.shape[2:]) for n, x in d.items()})
+        for d in (draws, new)
+    )
+    np.testing.assert_allclose(after, before)
+    assert group.sites == ("kind",)
+
+
 # --- frames of results --------------------------------------------------------------------------
 
 

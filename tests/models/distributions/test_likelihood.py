@@ -12,7 +12,7 @@ from scipy import stats
 from models.distributions.likelihood import MarginalParts, MatchedParts, seen_features
 from models.distributions.match import DoublyStochasticMatch, MixtureMatch, PermutationMatch
 from models.errors import InputError
-from models.templates import Parts
+from models.templates import Parts, shapes, stack
 from tests import oracle
 
 N, D, P, K = 4, 3, 2, 2
@@ -468,3 +468,17 @@ def test_a_bad_noise_level_is_named(arguments, sentence):
 def test_a_mask_of_the_wrong_shape_is_named(shape):
     with pytest.raises(InputError, match=r"which of the 4 rows are points, .* got \("):
         MatchedParts(np.eye(N), SCENE.pose, PARTS, present=np.ones(shape, bool))
+
+
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: 2 * x], ids=["one", "two"])
+def test_a_mask_of_numbers_says_the_same_as_one_of_booleans(kind, of):
+    """As NumPyro's own masks may be: 2 is true, although its lowest bit is zero."""
+    parts = stack(shapes("triangle"))
+    points, present = np.random.default_rng(0).normal(size=(3, 2)), np.array([True, True, False])
+    pose = np.array([[0.1, 0.2, 0.5, 0.4]])
+    tables = [
+        MatchedParts(np.eye(3), pose, parts, precision=10.0, present=mask).log_prob(points)
+        for mask in (present, of(present.astype(kind)))
+    ]
+    np.testing.assert_array_equal(*tables)

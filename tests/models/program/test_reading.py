@@ -22,6 +22,7 @@ from models.errors import ConjugacyError, InputError
 from models.program.batches import check_conjugate, read_scenes
 from models.program.marginal import marginal, match_posterior
 from models.program.reading import read
+from models.program.versions import as_it_stands
 from models.program.witness import check_program
 from models.scenes import Scene, make_scene
 from models.templates import stack
@@ -501,6 +502,48 @@ def test_an_object_without_parts_is_refused(read_or_check):
     parts = constellation_parts._replace(owner=np.array([0, 0, 0, 0, 1, 1, 1, 3, 3, 3, 3]))
     with pytest.raises(InputError, match="site 'points': object 2 has no part; number the owners"):
         read_or_check(partial(constellation, parts=parts), make_scene(np.zeros((3, 2)), 11))
+
+
+@pytest.mark.parametrize("read_or_check", [check_conjugate, check_program])
+@pytest.mark.parametrize(("owner", "site"), [(-1, "points"), (2, "pose")])
+def test_a_part_whose_owner_has_no_pose_is_refused(read_or_check, owner, site):
+    """JAX takes the last pose for number -1, and for any number that is too large."""
+    parts = PARTS._replace(owner=np.append(np.asarray(PARTS.owner)[:-1], owner))
+
+    def this(points, present):
+        with numpyro.plate("object", K):
+            pose = numpyro.sample("pose", NORMAL)
+        match = numpyro.sample("match", PRIORS["permutation"])
+        numpyro.sample("points", MatchedParts(match, pose, parts, present=present), obs=points)
+
+    with pytest.raises(InputError, match=f"site '{site}'"):
+        read_or_check(this, SCENE)
+
+
+@pytest.mark.parametrize("check", [check_conjugate, as_it_stands])
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda at: at["pose"][0, 0] > 3 and 1, "site 'pose'"),
+        (lambda at: float(at["pose"][0, 0]), "site 'pose'"),
+        (lambda at: np.asarray(at["match"]), "site 'match'"),
+        (lambda at: [0.0, 1.0][at["kind"]], "site 'kind'"),
+        (lambda at: at["points"].sum() > 0 and 1, "the scene's points"),
+        (lambda at: bool(at["present"][1]), "the scene's present"),
+    ],
+    ids=["if", "float", "numpy", "index", "points", "present"],
+)
+def test_what_a_program_branches_on_in_python_is_named(check, use, what):
+    def branching(points, present):
+        with numpyro.plate("object", K):
+            pose = numpyro.sample("pose", NORMAL)
+        kind = numpyro.sample("kind", dist.Bernoulli(0.5))
+        match = numpyro.sample("match", PRIORS["permutation"])
+        use({"pose": pose, "kind": kind, "match": match, "points": points, "present": present})
+        numpyro.sample("points", MatchedParts(match, pose, PARTS, present=present), obs=points)
+
+    with pytest.raises(InputError, match=f"^{what}: the program branches in Python on its value"):
+        check(branching, SCENE)
 
 
 def test_points_with_an_obs_mask_are_refused():
