@@ -31,7 +31,7 @@ from models.templates import SHAPES, shapes, stack
 
 SEED = 52_711
 MISSING, FEWEST = 0.1, 3
-SCENES = {3: 100, 6: 48, 12: 20, 24: 10}
+SCENES = {3: 200, 6: 100, 12: 48, 24: 24}
 """By the number of objects."""
 
 _ROUNDING = 1e-6  # nats
