@@ -43,6 +43,8 @@ class Result:
     owner: Int[np.ndarray, " N"]
     """The object that each part belongs to, K for slots of clutter."""
     converged: Bool[np.ndarray, "*batch"]
+    """Whether the ELBO has settled (ds, gmm, svi), chains agree by R-hat (nuts, gibbs), or every
+    point is explained (map, ransac). Exact inference has converged unless a quadrature has not."""
     steps: Int[np.ndarray, "*batch"]
     elbo: Float[np.ndarray, "*batch"] | None = None
     log_evidence: Float[np.ndarray, "*batch"] | None = None

@@ -43,8 +43,9 @@ def constellation(
         point_m ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
 
     Edit the priors here: every method reads them from this program. The closed-form methods (ds,
-    gmm, exact, gibbs, and svi with the mean-field guide) need the pose prior to be Normal and the
-    points to be `MatchedParts`; nuts, and svi with an automatic guide, take any prior.
+    gmm, map, ransac, exact, gibbs, and svi with the mean-field guide) need the pose prior to be
+    Normal and the points to be `MatchedParts`; nuts, and svi with an automatic guide, take any
+    prior.
 
     Args:
         points: the observed points, padded to N rows; None to draw them.
@@ -78,7 +79,7 @@ def cluttered_constellation(
     """A scene of parts of geometric objects and of clutter, points that belong to no object.
 
         pose_k  ~ Normal(mu_0, D_0)               for each object k
-        match   ~ a prior with mean a = 1/(N + C) which point is which part, or clutter
+        match   ~ a prior with mean a = 1/(N + C)  which point is which part, or clutter
         point_m ~ Normal(F_n pose_k, 1/(precision beta))   if point m is part n of object k
         point_m ~ Normal(0, I)                             if it is clutter
 
@@ -108,7 +109,8 @@ def published_mixture(
         match      ~ Categorical(part_probs) for each point, independently
         point_m    ~ Normal(F_n pose_k, 1/(precision beta))    if point m is part n of object k
 
-    The paper's text has pose mean 0 and fixed part probabilities: `mixture_constellation`.
+    The paper's text has pose mean 0 and fixed part probabilities, as `constellation` has with
+    `match_prior="mixture"`.
     """
     centre = jnp.sum(points * present[:, None], axis=0) / present.sum()
     pose_mean = jnp.zeros(parts.pose_dim).at[: parts.num_features].set(centre)

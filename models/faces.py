@@ -61,8 +61,8 @@ def faces(
     the loadings of a factor analyser for its appearance. D_n has the variances of both.
 
     Edit the priors here: every method reads them from this program. The closed-form methods (ds,
-    exact) need the pose prior to be Normal and the points to be `MatchedParts`; svi and nuts take
-    any prior.
+    exact, ...) need the pose prior to be Normal and the points to be `MatchedParts`; nuts, and svi
+    with an automatic guide, take any prior.
 
     Args:
         points: the observed parts, padded to N rows and to the longest part; None to draw them.

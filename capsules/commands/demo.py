@@ -55,7 +55,7 @@ def demo(
     """Infer one scene with every method, print a table and write a picture.
 
     The table has for each method the ELBO or, where the method gives it, the
-    exact log evidence, in nats; whether its objects are those of the truth
+    log evidence, in nats; whether its objects are those of the truth
     (scene accuracy 1 or 0); and the time of a call with everything compiled,
     beside that of the first call, which compiles. Compiled code is kept in the
     user's cache folder (XDG_CACHE_HOME or ~/.cache), so that a second demo

@@ -15,6 +15,7 @@ from capsules.commands import scale
 from capsules.commands.options import (
     Clutter,
     LearnedFile,
+    Method,
     Precision,
     Preset,
     Prior,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Scenes with their truth.")],
-    method: Annotated[str, typer.Option(help="The method: ds, gmm, ransac, exact, ....")] = "ds",
+    method: Method = "ds",
     prior: Prior = "uniform",
     visibility: Visibility = None,
     clutter: Clutter = 0,

@@ -13,6 +13,7 @@ from capsules.commands.options import (
     Clutter,
     Index,
     LearnedFile,
+    Method,
     Precision,
     Preset,
     Prior,
@@ -37,7 +38,7 @@ def infer(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A scene file, or a .csv or .json of points.")
     ],
-    method: Annotated[str, typer.Option(help="How to infer: ds, gmm, ransac, exact, ....")] = "ds",
+    method: Method = "ds",
     prior: Prior = "uniform",
     visibility: Visibility = None,
     clutter: Clutter = 0,

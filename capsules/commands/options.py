@@ -31,10 +31,18 @@ OtherShapes = Annotated[
         show_default="the model's own: square,triangle,square",
     ),
 ]
+Method = Annotated[
+    str,
+    typer.Option(
+        help="The method: ds, gmm, ransac, map, exact, svi, nuts or gibbs; to compare with, "
+        "em_routing, dynamic_routing, ccae or amortised."
+    ),
+]
 Precision = Annotated[
     float | None,
     typer.Option(
-        help="Precision of the noise that the model assumes.", show_default="the model's own: 1e4"
+        help="Precision of the noise that the model assumes.",
+        show_default="the model's own: 1e4, under the prior presence 3e3",
     ),
 ]
 Prior = Annotated[str, typer.Option(help="The prior: uniform (the paper's), presence, or sized.")]
@@ -46,7 +54,8 @@ Preset = Annotated[
     ),
 ]
 Restarts = Annotated[
-    int | None, typer.Option(help="Runs for each scene.", show_default="the preset's own")
+    int | None,
+    typer.Option(help="Largest number of runs for each scene.", show_default="the preset's own"),
 ]
 Rungs = Annotated[
     int | None,
@@ -60,7 +69,7 @@ Shapes = Annotated[str, typer.Option(metavar="NAMES", help="The objects of the m
 Visibility = Annotated[
     float | None,
     typer.Option(
-        help="Probability that a part of a present object is seen; with --prior presence.",
+        help="Probability that a part of a present object is seen; with --prior presence or sized.",
         show_default="1",
     ),
 ]

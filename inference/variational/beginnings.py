@@ -154,10 +154,11 @@ class stand_in(Messenger):  # lower case, as NumPyro's handlers are
 
 
 class computed_stand_in(Messenger):
-    """Effect handler: `stand_in` for a program of which more than poses and noise depends on poses.
+    """Effect handler: `stand_in` for a program that does more with its poses than place parts.
 
-    It may compute its poses from other sites, or have a factor, a noise or a match prior that
-    changes with them. All of this has the value that it has at the prior medians.
+    It may compute the poses from other sites, or have a factor, a noise or a match prior that
+    depends on them. The program's own continuous sites are fixed at their prior medians, and with
+    them whatever depends on them.
 
     Args:
         pose: given to the likelihood in place of the computed pose.

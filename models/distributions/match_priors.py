@@ -22,7 +22,7 @@ def typed_probs(
 ) -> Float[Array, "N N"]:
     """Match probabilities under which points match only parts of their own type, all equally.
 
-    A point whose type has K parts matches each with probability 1/K. Dummy rows share what is left
+    A point whose type has n parts matches each with probability 1/n. Dummy rows share what is left
     of each column equally.
     """
     same = (point_type[:, None] == part_type) & present[:, None]
