@@ -15,13 +15,17 @@ from benchmarks.report import RESULTS, ROOT
 from capsules.files.outputs import whole_file
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PLACE = re.compile(r"(<!-- results/([\w.-]+\.md) -->\n\n)((?:\|.*\n)*)")
-"""The comment, the name of the file, and the table."""
+PLACE = re.compile(r"(<!-- results/([\w.-]+\.md) -->)\n+((?:\|.*\n)*)\n*")
+"""The comment, the name of the file, and the table, if there is one."""
 
 
 def filled(text: str) -> str:
     """A page with the present tables below their comments."""
-    return PLACE.sub(lambda place: place[1] + (RESULTS / place[2]).read_text(), text)
+
+    def place_with_table(place: re.Match[str]) -> str:
+        return f"{place[1]}\n\n{(RESULTS / place[2]).read_text()}\n"
+
+    return PLACE.sub(place_with_table, text).rstrip("\n") + "\n"
 
 
 def fill_pages() -> None:

@@ -100,10 +100,12 @@ def run(name: str, folder: Path) -> dict[str, Any]:
 
 
 def digest(name: str) -> str:
-    """A digest of what a study depends on: the source, that of benchmarks, and the scenes."""
+    """A digest of what a study depends on: the source, its own and what it shares, the scenes."""
     total = hashlib.sha256(source().encode())
-    shared = [ROOT / "benchmarks", ROOT / "benchmarks" / "measurements"]
-    paths = {path for folder in shared for path in folder.glob("*.py")}
+    paths = {
+        ROOT / "benchmarks" / "report.py",
+        *(ROOT / "benchmarks" / "measurements").glob("*.py"),
+    }
     for one in (name, *STUDIES[name].after):
         paths |= with_imports(STUDIES[one].path)
     if "SCENES" in os.environ:
@@ -120,9 +122,10 @@ def with_imports(path: Path) -> set[Path]:
 
 
 def provenance() -> dict[str, Any]:
-    """What made the results."""
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    """What made the results. Changes of the documentation do not make the commit dirty."""
+    commit = asked_git("describe", "--always", "--abbrev=12")
+    if asked_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"):
+        commit += "-dirty"
     return {
         "command": "make results",
         "scenes": "the paper's test sets" if "SCENES" in os.environ else "drawn by the generator",
@@ -131,6 +134,12 @@ def provenance() -> dict[str, Any]:
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
+
+
+def asked_git(*command: str) -> str:
+    """What git says, nothing where it is not there."""
+    asked = ["git", "-C", str(ROOT), *command]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":
