@@ -92,7 +92,7 @@ def small_png(figure: Figure | Path) -> bytes:
     content = figure.read_bytes() if isinstance(figure, Path) else png(figure)
     file = io.BytesIO()
     picture = Image.open(io.BytesIO(content)).convert("RGB")
-    picture = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE)  # shades stay apart
+    picture = picture.quantize(256, kmeans=3)  # which keeps greys grey and apart
     picture.save(file, "png", optimize=True)
     return file.getvalue()
 
