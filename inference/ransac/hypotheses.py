@@ -42,21 +42,13 @@ class Settings(NamedTuple):
     has_clutter: bool = False
 
 
-class Hypotheses(NamedTuple):
-    """Hypothetical objects of one kind; hypotheses last."""
-
-    match: Int[Array, "most H"]
-    """The point of each part, -1 for none."""
-    fitted: Bool[Array, "most H"]
-    """The parts to which the pose was fitted."""
-    value: Float[Array, " H"]
-
-
 class Template(NamedTuple):
     """The pieces of the model that belong to one object."""
 
     F: Float[Array, "most d p"]
+    """The design of each part."""
     offset: Float[Array, "most d"]
+    """What a part predicts at a pose of zeros."""
     weight: Float[Array, "most d"]
     """1 / variance, 0 for features that the part lacks."""
     counted: Float[Array, "most d"]
@@ -87,6 +79,16 @@ class Template(NamedTuple):
             prior_precision=precision,
             prior_information=precision @ model.pose_mean[k],
         )
+
+
+class Hypotheses(NamedTuple):
+    """Hypothetical objects of one kind; hypotheses last."""
+
+    match: Int[Array, "most H"]
+    """The point of each part, -1 for none."""
+    fitted: Bool[Array, "most H"]
+    """The parts to which the pose was fitted."""
+    value: Float[Array, " H"]
 
 
 class Fit(NamedTuple):

@@ -23,6 +23,7 @@ from inference.variational.pool import (
     Ended,
     Engine,
     Given,
+    Guess,
     Restarts,
     begins_of,
     best_of_restarts,
@@ -77,8 +78,8 @@ def run(
         num_restarts: number of runs per scene. With parses it is an upper limit: only parses that
             could still win are run.
         init_strategy: the best "parses" of the scene; "draws" of them, in proportion to their
-            weights; the paper's "uniform" random R; or the `match_logits` of an amortised guide,
-            with noise from the second run on.
+            weights; the paper's "uniform" random R; or the `match_logits` of an amortised guide for
+            the first run of a scene, and the best parses for the others.
         projection: how R is found: "sinkhorn" (GCM-DS), "softmax" (GCM-GMM) or "bethe"; "auto"
             takes the one that fits the match prior of the program.
         fewest_points: a run is sparse if an object surely has a point but fewer than this many in
@@ -127,13 +128,13 @@ def solver(
     def solve(problem: Problem, parses: Parses | None = None) -> Result:
         name = _projection(problem, projection)
         engine = make_engine(problem.skeleton, name, schedule, devices)
-        if by_parses:
-            parses = propose_whole(problem.reading) if parses is None else parses
-            if init_strategy == "draws":
-                parses = drawn(parses, rng_key, number.most, problem.skeleton)
+        if parses is None and (by_parses or (callable(init_strategy) and number.most > 1)):
+            parses = propose_whole(problem.reading)
+        if parses is not None and init_strategy == "draws":
+            parses = drawn(parses, rng_key, number.most, problem.skeleton)
         begins: Given = parses if by_parses else None
         if callable(init_strategy):
-            begins = logits_of(problem, init_strategy)
+            begins = Guess(logits_of(problem, init_strategy), parses)
         best = best_of_restarts(engine, problem, rng_key, number, report, begins)
         constant = problem.log_constant + engine.log_bound
         result = _result(problem, best, name, constant)
@@ -184,7 +185,7 @@ def _history(
     """Repeat the best runs one step at a time, and record each step."""
     runs = np.c_[np.arange(len(best.attempt)), best.attempt]
     keys = run_keys(rng_key, runs)
-    pool = engine.start(problem.reading.model, keys, begins_of(given, runs, keys))
+    pool = engine.start(problem.reading.model, keys, *begins_of(given, runs))
     steps = []
     while not np.asarray(pool.state.done).all():
         pool = engine.advance(pool)

@@ -100,7 +100,7 @@ def mean_field(program: Program, start: str, particles: int, layout: Layout) -> 
         parses = propose_whole(problem.reading) if start == "parses" else None
         pieces = problem.reading.take(runs[:, 0])
         keys = run_keys(key, runs)
-        pool = ascent.start(pieces, keys, begins_of(parses, runs, keys))
+        pool = ascent.start(pieces, keys, *begins_of(parses, runs))
         match_probs = pool.state.match_probs
         noise = meanfield.fixed_precision(pool.model, jnp.ones(len(runs)))
         pose = poses_given(pool.model, match_probs, noise)

@@ -30,7 +30,16 @@ from models.program.batches import Skeleton, map_scenes
 from models.program.reading import LinearGaussianModel
 from models.scenes import Scene
 
-Given = Parses | Float[np.ndarray, "scenes N N"] | None
+
+class Guess(NamedTuple):
+    """A network's logits, where the first run of a scene begins, and parses for the others."""
+
+    logits: Float[np.ndarray, "scenes N N"]
+    parses: Parses | None
+    """None if each scene has one run."""
+
+
+Given = Parses | Guess | None
 """Starts of runs: parses, or match logits of each scene; None for random starts."""
 
 POOL = 512
@@ -64,8 +73,7 @@ class Engine(NamedTuple):
 
     structure: Structure
     start: Callable[..., Pool]
-    """Makes new runs from the pieces of scenes, random keys and, optionally, parses (N, runs) or
-    logits (N, N, runs)."""
+    """Makes new runs from the pieces of scenes, random keys and what `begins_of` returns."""
     advance: Callable[[Pool], Pool]
     """Takes one step of every run that is not done."""
     finish: Callable[[Pool], Pool]
@@ -107,18 +115,30 @@ def engine(
         return Pool(model, begin(model, projection, beginnings))
 
     @on_devices
-    def at_logits(model: LinearGaussianModel, logits: Float[Array, "N N runs"]) -> Pool:
-        def start(model: LinearGaussianModel, logits: Float[Array, "N N"]) -> Start:
-            return starts.logits(model, logits, schedule.beta_start)
+    def at_guesses(
+        model: LinearGaussianModel,
+        keys: Array,
+        logits: Float[Array, "N N runs"],
+        match: Int[Array, "N runs"],
+        is_first: Bool[Array, " runs"],
+    ) -> Pool:
+        def start(
+            model: LinearGaussianModel,
+            key: Array,
+            logits: Float[Array, "N N"],
+            match: Int[Array, " N"],
+            is_first: Bool[Array, ""],
+        ) -> Start:
+            first = starts.logits(model, logits, schedule.beta_start)
+            later = starts.parse(key, model, match, schedule.beta_max)
+            return jax.tree.map(functools.partial(jnp.where, is_first), first, later)
 
-        beginnings = map_scenes(start, model, jnp.moveaxis(logits, -1, 0), axis=-1)
-        return Pool(model, begin(model, projection, beginnings))
+        runs = jnp.moveaxis(logits, -1, 0), match.T, is_first
+        return Pool(model, begin(model, projection, map_scenes(start, model, keys, *runs, axis=-1)))
 
-    def begin_runs(model: LinearGaussianModel, keys: Array, given: AnyArray | None = None) -> Pool:
-        if given is None:
-            return at_random(model, keys)
-        is_parse = np.ndim(given) == 2
-        return at_parses(model, keys, given) if is_parse else at_logits(model, given)
+    def begin_runs(model: LinearGaussianModel, keys: Array, *given: AnyArray) -> Pool:
+        start = {0: at_random, 1: at_parses, 3: at_guesses}[len(given)]
+        return start(model, keys, *given)
 
     def advance(pool: Pool) -> Pool:
         state = step(pool.model, structure, projection, pool.state, schedule)
@@ -208,10 +228,13 @@ def best_of_restarts(
     """
     devices, scenes = engine.devices, problem.scenes
     num_rows = scenes.layout.num_rows
-    if isinstance(given, Parses):
-        number, retries = worth_running(given, restarts.most), 0
-    else:
-        number, retries = np.full(len(scenes.points), restarts.most), RETRIES * restarts.most
+    number, retries = np.full(len(scenes.points), restarts.most), 0
+    if given is None:
+        retries = RETRIES * restarts.most
+    elif isinstance(given, Parses):
+        number = worth_running(given, restarts.most)
+    elif given.parses is not None:
+        number = 1 + worth_running(given.parses, restarts.most - 1)
     waiting = Waiting(number, retries)
     most = max(1, min(POOL, ENTRIES // num_rows**2))
     best = _nothing_yet(scenes, engine)
@@ -221,8 +244,7 @@ def best_of_restarts(
         runs = waiting.take(width * devices)
         padded = np.resize(runs, (width * devices, 2))
         keys = run_keys(base_key, padded)
-        begins = begins_of(given, padded, keys)
-        pool = engine.start(problem.reading.take(padded[:, 0]), keys, begins)
+        pool = engine.start(problem.reading.take(padded[:, 0]), keys, *begins_of(given, padded))
         while len(runs):
             pool = engine.finish(pool)
             done = np.asarray(pool.state.done)[: len(runs)]
@@ -244,24 +266,21 @@ def worth_running(parses: Parses, most: int) -> Int[np.ndarray, " scenes"]:
     return np.clip(np.asarray(close).sum(axis=1), 1, most)
 
 
-def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"], keys: Array) -> AnyArray | None:
-    """The start of each run (scene, attempt).
+def begins_of(given: Given, runs: Int[np.ndarray, "runs 2"]) -> tuple[AnyArray, ...]:
+    """Arguments of `Engine.start` for runs (scene, attempt): where each begins.
 
-    With parses, attempts take the parses of their scene in turn. With logits, the first run of a
-    scene gets the logits, and further runs get them with Gumbel noise, as if each point drew its
-    part.
+    With parses, attempts take the parses of their scene in turn.
     """
     scene, attempt = runs.T
     if given is None:
-        return None
+        return ()
     if isinstance(given, Parses):
         number = np.maximum(np.isfinite(given.value).sum(axis=1), 1)
-        return np.asarray(given.match)[scene, attempt % number[scene]].T
-    logits = np.moveaxis(given[scene], 0, -1)
-    if not attempt.any():
-        return logits
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, given.shape[1:]), out_axes=-1)(keys)
-    return logits + jnp.where(attempt > 0, noise, 0.0)
+        return (np.asarray(given.match)[scene, attempt % number[scene]].T,)
+    logits, is_first = np.moveaxis(given.logits[scene], 0, -1), attempt == 0
+    if given.parses is None:
+        return logits, np.full(logits.shape[1:], -1), is_first
+    return logits, *begins_of(given.parses, np.c_[scene, attempt - 1]), is_first
 
 
 def _taken(pool: Pool, runs: Int[np.ndarray, " taken"]) -> Pool:

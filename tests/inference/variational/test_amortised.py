@@ -25,8 +25,10 @@ def truth(scenes):
     return np.where(scenes.present[..., None], logits, 0.0)
 
 
-def unsure(scenes):
-    return 0.3 * truth(scenes)
+def wrong(scenes):
+    """Each point is a part of the other triangle in every second row."""
+    rows = np.arange(truth(scenes).shape[1])[:, None] % 2 == 0
+    return np.where(rows, np.roll(truth(scenes), 3, axis=-1), truth(scenes))
 
 
 @functools.cache
@@ -61,9 +63,26 @@ def test_coordinate_ascent_begins_with_it():
     np.testing.assert_allclose(started.pose_mean, POSES, atol=0.1)  # and not their images
 
 
-def test_further_runs_begin_with_draws():
-    both = cavi.run(PROGRAM, SCENE, jax.random.key(0), init_strategy=unsure, num_restarts=3)
-    assert both.elbo is not None and both.elbo >= results()["started"].elbo - 1e-2
+@pytest.mark.parametrize("network", [wrong, truth], ids=lambda x: x.__name__)
+def test_further_runs_begin_with_parses(network):
+    runs = {
+        number: cavi.run(
+            PROGRAM, SCENE, jax.random.key(0), init_strategy=network, num_restarts=number
+        )
+        for number in (1, 3)
+    }
+    best = results()["ds"].elbo
+    assert (runs[1].elbo < best - 1) == (network is wrong)
+    assert runs[3].elbo > best - 1e-2
+    assert (runs[3].details["attempt"] > 0) == (network is wrong)
+
+
+def test_the_history_of_a_run_from_a_parse_ends_as_it_does():
+    found = cavi.run(
+        PROGRAM, SCENE, jax.random.key(0), init_strategy=wrong, num_restarts=3, history=True
+    )
+    assert found.details["attempt"] > 0
+    np.testing.assert_allclose(found.history["elbo"][-1], found.elbo, atol=1e-6)
 
 
 def test_importance_weights_take_it_as_a_proposal():
