@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from inference.learning.expectation import EStep, Expectations, expect, join_expectations
 from inference.learning.information import standard_errors
-from inference.learning.maximisation import Objective
+from inference.learning.maximisation import Objective, refuse_supports_that_depend
 from inference.learning.params import LARGEST, Movable, Params, Values, at, params_of
 from inference.result import Report, reporter
 from models.errors import InputError
@@ -125,6 +125,7 @@ def learn(
     batches = _batches(training, batch_size)
     params = params_of(program, training.take(0))
     _refuse_too_few(len(batches[0].points), sum(params.size.values()))
+    refuse_supports_that_depend(program, params, training.take(0))
     movable = Movable(program, params)
     report = reporter(progress_bar)
     every = [*batches, others] if others is not None else batches

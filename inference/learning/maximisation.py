@@ -127,21 +127,27 @@ def _read(
 def _pieces_that_depend(
     program: Program, params: Params, scene: Scene, given: dict[str, Any]
 ) -> LinearGaussianModel:
-    """For each array that is read from a program, whether it depends on the parameters.
-
-    The support of a latent site must not: its values stay while the parameters move.
-    """
+    """For each array that is read from a program, whether it depends on the parameters."""
     kept: list[LinearGaussianModel] = []
 
     def look(flat: Array) -> Array:
-        sites = trace_sites(at(program, params.values(flat)), scene)
-        refuse_moving_supports({n: s["fn"] for n, s in sites.items() if not s["is_observed"]})
         model = _read(program, params, flat, scene.observed, given)
         kept.append(jax.tree.map(lambda x: isinstance(x, jax.core.Tracer), model))
         return flat
 
     jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])  # only dependent arrays are traced
     return kept[0]
+
+
+def refuse_supports_that_depend(program: Program, params: Params, scene: Scene) -> None:
+    """The values of a latent site stay while the parameters move, so its support must, too."""
+
+    def look(flat: Array) -> Array:
+        sites = trace_sites(at(program, params.values(flat)), scene)
+        refuse_moving_supports({n: s["fn"] for n, s in sites.items() if not s["is_observed"]})
+        return flat
+
+    jax.vmap(look)(jnp.asarray(params.flat(params.start))[None])
 
 
 def _padded(

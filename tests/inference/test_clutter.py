@@ -221,8 +221,9 @@ def test_the_bound_with_presence_and_clutter(name):
         assert bound.labels.tolist() == scene.object.tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x != "clutter alone")) for x in SMALL]
+)
 def test_an_unknown_precision_learns_nothing_from_clutter(name):
     scene = SCENES[name]
     concentration, rate = 2.0, 2e-3

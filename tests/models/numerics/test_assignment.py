@@ -34,7 +34,6 @@ def test_equal_scores_give_some_permutation():
     assert sorted(best(np.zeros((5, 5))).tolist()) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.slow
 def test_random_permutations_have_the_given_mean():
     draws = 20_000
     probs = oracle.sinkhorn(np.random.default_rng(1).normal(size=(4, 4)))
