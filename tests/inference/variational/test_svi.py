@@ -48,7 +48,8 @@ def coordinate_ascent(scenes):
     engine = pool.engine(reading.skeleton, "sinkhorn", schedule)
     runs = np.c_[np.arange(COUNT), np.zeros(COUNT, int)]
     keys = pool.run_keys(jax.random.key(0), runs)
-    run = engine.start(reading.model, keys, pool.begins_of(propose_whole(reading), runs, keys))
+    begins = pool.begins_of(propose_whole(reading), runs)
+    run = engine.start(reading.model, keys, *begins)
     one = jnp.ones(COUNT)
     precision = meanfield.fixed_precision(run.model, one)
     run = run._replace(state=run.state._replace(beta=one, precision=precision))
