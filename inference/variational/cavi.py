@@ -134,7 +134,8 @@ def solver(
             parses = drawn(parses, rng_key, number.most, problem.skeleton)
         begins: Given = parses if by_parses else None
         if callable(init_strategy):
-            begins = Guess(logits_of(problem, init_strategy), parses)
+            others = parses if number.most > 1 else None
+            begins = Guess(logits_of(problem, init_strategy), others)
         best = best_of_restarts(engine, problem, rng_key, number, report, begins)
         constant = problem.log_constant + engine.log_bound
         result = _result(problem, best, name, constant)

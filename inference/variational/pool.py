@@ -40,7 +40,7 @@ class Guess(NamedTuple):
 
 
 Given = Parses | Guess | None
-"""Starts of runs: parses, or match logits of each scene; None for random starts."""
+"""Starts of runs: parses, or a network's guess and parses; None for random starts."""
 
 POOL = 512
 """Largest number of runs of a device in a block; their state fits the processor's cache."""
