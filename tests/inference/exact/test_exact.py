@@ -144,6 +144,12 @@ def check_written_into(seed, logits):
     assert_partitions(result, wanted)
 
 
+def test_two_objects_without_points_have_one_order():
+    design = DESIGNS["similarity"]._replace(owner=(0, 0, 1, 1, 2, 2))
+    problem = make_problem(np.random.default_rng(0), design, 2, logits="uniform", identical=True)
+    assert_partitions(exact.run(*single(problem)), oracle_inference.posterior(problem))
+
+
 def assert_partitions(result, wanted):
     """The listed partitions are the most probable ones, in order."""
     listed = result.partitions[:3]
